@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from purine.analysis.infer import families, size_in_bytes
-from purine.graph import FETCH, NOTHING, Graph, Op
+from purine.graph import FETCH, Graph, Op
 from purine.registry.aten import OVERWRITES
 from purine.registry.lookup import lookup
 
@@ -19,8 +19,7 @@ __all__ = ["Aliasing", "constants"]
 
 def constants(graph: Graph) -> list[str]:
     """Blobs that have the same value in all iterations: states that keep theirs, and inputs."""
-    states = graph.states.items()
-    kept = [name for name, state in states if state.next == name and not state.shared]
+    kept = [name for name, state in graph.states.items() if state.next == name and not state.shared]
     return kept + list(graph.inputs)
 
 
@@ -110,13 +109,11 @@ class Aliasing:
 def _overlapping(graph: Graph, family: Mapping[str, str]) -> set[str]:
     """Blobs whose elements may share memory with each other, as those of `expand` do."""
     overlapping: set[str] = set()
-    for name in graph.order:
-        op = graph.ops[name]
-        for output in op.outputs:
-            if output == NOTHING or family[output] == output:
-                continue
+    for op in graph.in_order:
+        for output in op.results:
             source = next((item for item in op.inputs if family[item] == family[output]), None)
-            if source is None:  # a new value that a `Last` op may pass on
+            # Without one it is a new value, which a `Last` op may pass on.
+            if family[output] == output or source is None:
                 continue
             before, after = (size_in_bytes(graph.blobs[item]) for item in (source, output))
             if source in overlapping or before < after:

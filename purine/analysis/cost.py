@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from purine.analysis import tracing
 from purine.analysis.infer import op_key, size_in_bytes, spec_of
 from purine.analysis.measured import Kernels, Point
 from purine.errors import ConfigError, in_a_line
-from purine.graph import NOTHING, Blob, Op
+from purine.graph import Blob, Op
 from purine.registry.lookup import lookup
 
 __all__ = [
@@ -127,14 +127,13 @@ def point_of(op: Op, blobs: Mapping[str, Blob], threads: int, seconds: float) ->
 
 def _sizes(op: Op, blobs: Mapping[str, Blob]) -> tuple[int, ...]:
     """The extents of the first two inputs and the first output, which tell ops of a kind apart."""
-    names = [*op.inputs[:2], *(name for name in op.outputs if name != NOTHING)][:3]
+    names = (*op.inputs[:2], *op.results)[:3]
     return tuple(extent for name in names for extent in blobs[name].shape or ())
 
 
 def cost(op: Op, blobs: Mapping[str, Blob]) -> Cost:
     """The cost of one op, from the blobs of its graph."""
-    touched = [*dict.fromkeys(op.inputs), *(name for name in op.outputs if name != NOTHING)]
-    moved = sum(size_in_bytes(blobs[name]) for name in touched)
+    moved = sum(size_in_bytes(blobs[name]) for name in (*dict.fromkeys(op.inputs), *op.results))
     kind = lookup(op)
     if kind.function is None or not tracing.has_flops(kind.function):
         return Cost(0, moved)
@@ -208,12 +207,14 @@ def _read(default: object, value: Any) -> object:
     return type(default)(value)  # type: ignore[call-arg]
 
 
-def _three(*numbers: Any) -> tuple[float, float, float]:
+def _three(*numbers: float) -> tuple[float, float, float]:
     first, second, third = map(float, numbers)
     return first, second, third
 
 
-def _point(kind: str, sizes: Any, threads: int, flops: int, moved: int, seconds: float) -> Point:
+def _point(
+    kind: str, sizes: Sequence[int], threads: int, flops: int, moved: int, seconds: float
+) -> Point:
     if not float(seconds) > 0:
         raise ValueError(f"a kernel takes {seconds} s")
     extents = tuple(int(size) for size in sizes)

@@ -56,9 +56,8 @@ def complete(graph: Graph) -> Graph:
     completed = builder.graph()
     if all(blob.shape is not None for blob in completed.blobs.values()):
         return completed
-    for name in completed.order:
-        op = completed.ops[name]
-        unknown = [n for n in op.outputs if n and builder.blobs[n].shape is None]
+    for op in completed.in_order:
+        unknown = [name for name in op.results if builder.blobs[name].shape is None]
         if unknown:
             for output, spec in zip(op.outputs, _infer_checked(op, builder.blobs), strict=True):
                 if output in unknown and spec is not None:
@@ -70,8 +69,7 @@ def complete(graph: Graph) -> Graph:
 def families(graph: Graph) -> dict[str, str]:
     """For each blob the first blob it may share memory with in an iteration, itself for most."""
     family: dict[str, str] = {}
-    for name in graph.order:
-        op = graph.ops[name]
+    for op in graph.in_order:
         kind = lookup(op)
         if kind.function is None or not op.inputs:
             continue
@@ -99,10 +97,9 @@ def with_batch(net: Graph, batch: int) -> Graph:
     builder = Builder(net)
     sources = {name for op in net.ops.values() if op.kind == "Data" for name in op.outputs}
     for name, blob in net.blobs.items():
-        assert blob.shape is not None
         if name in sources or name in net.inputs:
-            if blob.shape:
-                builder.blobs[name] = replace(blob, shape=(batch, *blob.shape[1:]))
+            if blob.sizes:
+                builder.blobs[name] = replace(blob, shape=(batch, *blob.sizes[1:]))
         elif name in net.producers and name not in sources:
             builder.blobs[name] = replace(blob, shape=None)
     return complete(builder.graph())
@@ -187,8 +184,7 @@ def _results(op: Op, kind: Kind, inputs: Sequence[Spec]) -> Inferred:
     if kind.per_op.infer is not None:
         return kind.per_op.infer(op, inputs)
     if not any(kind.problems(op)):
-        defaults = {key: attr.default for key, attr in kind.attributes.items()}
-        by_rule = shapes.told(op, {**defaults, **op.attributes}, inputs)
+        by_rule = shapes.told(op, kind.settings(op), inputs)
         if by_rule is not None:
             return by_rule
     return tracing.infer(kind.bind(op), inputs, watch=is_foreign(kind))
@@ -211,8 +207,7 @@ def _refused(op: Op, inputs: Sequence[Spec], error: Exception) -> KindError:
 
 def spec_of(blob: Blob) -> Spec:
     """The spec of a blob whose shape is known."""
-    assert blob.shape is not None, f"blob {blob.name!r} has no shape yet: complete the graph first"
-    return Spec(blob.shape, blob.dtype, str(device_of(blob.location)))
+    return Spec(blob.sizes, blob.dtype, str(device_of(blob.location)))
 
 
 def size_in_bytes(blob: Blob) -> int:
@@ -257,13 +252,9 @@ def _disagreement(op: Op, blob: Blob, spec: Spec, inputs: Sequence[Blob]) -> Ite
     ):
         if declared != inferred:
             given = "; ".join(map(str, inputs))
-            yield KindError(
-                f"blob {blob.name!r} at {blob.location} has {what} {declared}, "
-                f"but op {op.name!r} ({op.kind}) makes {inferred}",
-                where=blob.where or op.where,
-                op=op.name,
-                blob=blob,
-                expected=f"{what} {inferred}" + (f" (from {given})" if given else ""),
-                found=f"{what} {declared}",
-                remedy=f"change the {what} of blob {blob.name!r} or leave its entry out",
-            )
+            text = f"blob {blob.name!r} at {blob.location} has {what} {declared}, but op "
+            text += f"{op.name!r} ({op.kind}) makes {inferred}"
+            expected = f"{what} {inferred}" + (f" (from {given})" if given else "")
+            remedy = f"change the {what} of blob {blob.name!r} or leave its entry out"
+            where, found = blob.where or op.where, f"{what} {declared}"
+            yield KindError(text, expected, found, remedy, where=where, op=op.name, blob=blob)

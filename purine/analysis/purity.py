@@ -7,10 +7,10 @@ where no other op reads the inputs.
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -117,9 +117,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-i
         self,
         func: OpOverload,
         types: object,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         arguments = func._schema.arguments
         given = dict(zip((item.name for item in arguments), args, strict=False)) | dict(kwargs)
@@ -183,8 +183,7 @@ def _random_kinds() -> str:
 
 
 def _generators() -> tuple[object, ...]:
-    name, keys, *rest = np.random.get_state()
-    return random.getstate(), name, bytes(keys), *rest  # type: ignore[arg-type]
+    return random.getstate(), pickle.dumps(np.random.get_state())
 
 
 def _drawing(op: Op, found: str, remedy: str) -> KindError:

@@ -31,8 +31,7 @@ def needs_whole_batch(rule: Graph, cotangents: int) -> bool:
     """Whether a rule, whose first inputs are cotangents, must see all samples at once."""
     states: dict[str, _State] = dict.fromkeys(rule.inputs[:cotangents], "samples")
     zeros: set[str] = set()
-    for name in rule.order:
-        op = rule.ops[name]
+    for op in rule.in_order:
         if op.kind.removeprefix("sized.") in _ZEROS:
             zeros.update(op.outputs)
         elif any(blob in states for blob in op.inputs):

@@ -50,7 +50,7 @@ def relate(
         x = given[0]
         whole = isinstance(x, Samples) and x.axis == 0 and all(r is SAME for r in given[1:])
         return (x, *(SAME,) * (count - 1)) if whole else None
-    shapes = [_shape(blobs[name]) for name in op.inputs]
+    shapes = [blobs[name].sizes for name in op.inputs]
     if all(r is SAME or (isinstance(r, Samples) and not r.numbers) for r in given):
         relation = _by_rule(op, shapes, given)
         if relation is not None:
@@ -101,15 +101,8 @@ _TRIED: dict[tuple[object, ...], tuple[Relation, ...] | None] = {}
 
 def _template(blob: Blob, relation: Relation) -> tuple[object, ...]:
     """What a trial depends on: a blob's shape for any number of samples."""
-    shape = _shape(blob)
-    if isinstance(relation, Samples):
-        return tuple(relation.sized(shape, 1)), blob.dtype, relation
-    return shape, blob.dtype, relation
-
-
-def _shape(blob: Blob) -> Shape:
-    assert blob.shape is not None
-    return blob.shape
+    sizes = relation.sized(blob.sizes, 1) if isinstance(relation, Samples) else blob.sizes
+    return tuple(sizes), blob.dtype, relation
 
 
 def _by_rule(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
@@ -122,10 +115,6 @@ def _by_rule(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Rela
     return _pointwise(op, shapes, given) if pointwise else None
 
 
-def _identity(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
-    return given[0]
-
-
 def _only(given: Sequence[Relation]) -> Samples | None:
     """The one relation of all inputs that have samples."""
     samples = {relation for relation in given if isinstance(relation, Samples)}
@@ -134,8 +123,7 @@ def _only(given: Sequence[Relation]) -> Samples | None:
 
 def _rows(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
     samples = _only(given)
-    axis = lookup(op).attributes.get("axis")
-    if axis is not None and op.attributes.get("axis", axis.default) == 0:
+    if lookup(op).settings(op).get("axis") == 0:
         return None
     if samples is None or samples.axis != 0 or given[0] is SAME or len(shapes[0]) < 2:
         return None
@@ -249,11 +237,11 @@ def _reshape(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Rela
     return None
 
 
-def _moved(places: Callable[[Op, int], Sequence[int] | None]) -> Rule:
-    """Ops that put axes into another order: `places` has for each result axis the old one."""
+def _moved(order_of: Callable[[Op, int], Sequence[int] | None]) -> Rule:
+    """Ops that put axes into another order: `order_of` has for each result axis the old one."""
 
     def rule(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
-        samples, order = given[0], places(op, len(shapes[0]))
+        samples, order = given[0], order_of(op, len(shapes[0]))
         if not isinstance(samples, Samples) or order is None:
             return None
         return replace(samples, axis=list(order).index(samples.axis))
@@ -286,9 +274,8 @@ def _across(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relat
 
 
 def _axis(op: Op) -> int | None:
-    known = lookup(op).attributes
-    name = "axis" if "axis" in known else "dim"
-    value = op.attributes.get(name, known[name].default)
+    settings = lookup(op).settings(op)
+    value = settings.get("axis", settings.get("dim"))
     return value if isinstance(value, int) else None
 
 
@@ -320,7 +307,7 @@ def _cross_entropy(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -
 
 _RULES: Mapping[SampleRule, Rule] = {
     SampleRule.ROWS: _rows,
-    SampleRule.IDENTITY: _identity,
+    SampleRule.IDENTITY: lambda op, shapes, given: given[0],
     SampleRule.ALONG_AXIS: _across,
     SampleRule.SELECT: _selected,
     SampleRule.RESHAPE: _reshape,

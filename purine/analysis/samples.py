@@ -57,15 +57,7 @@ class Samples:
         return torch.cat(split, self.axis + 1).flatten(self.axis, self.axis + 2)
 
 
-class _Reduced(Enum):
-    SAME = "same"
-    SUM = "sum"
-    MEAN = "mean"
-    EVERY = "every"
-    ANY = "any"
-    MIXED = "mixed"
-
-
+_Reduced = Enum("_Reduced", "SAME SUM MEAN EVERY ANY MIXED")
 SAME, SUM, MEAN = _Reduced.SAME, _Reduced.SUM, _Reduced.MEAN
 EVERY, ANY, MIXED = _Reduced.EVERY, _Reduced.ANY, _Reduced.MIXED
 Relation: TypeAlias = Samples | _Reduced
@@ -140,18 +132,18 @@ class _Draw:
         self.precise = precise
 
     def parts(self, blob: Blob, relation: Relation) -> list[Tensor]:
-        assert blob.shape is not None
+        shape = blob.sizes
         if relation is SAME:
-            return [self.value(blob.shape, blob.dtype)] * (len(_PARTS) + 1)
+            return [self.value(shape, blob.dtype)] * (len(_PARTS) + 1)
         if isinstance(relation, Samples):
-            shapes = [relation.sized(blob.shape, size) for size in _PARTS]
+            shapes = [relation.sized(shape, size) for size in _PARTS]
             if relation.numbers:
-                return [_numbers(relation, blob.shape, size) for size in (*_PARTS, _WHOLE)]
+                return [_numbers(relation, shape, size) for size in (*_PARTS, _WHOLE)]
             parts = [self.value(shape, blob.dtype) for shape in shapes]
             if self.mark is not None and not _is_real(parts[0]) and parts[0].numel():
                 parts[0].view(-1)[0] = self.mark  # in one part only, so that parts differ
             return [*parts, relation.joined(parts)]
-        parts = [self.value(blob.shape, blob.dtype) for _ in _PARTS]
+        parts = [self.value(shape, blob.dtype) for _ in _PARTS]
         return [*parts, _total(parts, relation)]
 
     def value(self, shape: Sequence[int], name: str) -> Tensor:

@@ -20,11 +20,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import compress
 from operator import getitem
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
+from torch._C import DispatchKey, FunctionSchema
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
@@ -204,7 +203,9 @@ def _traced(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]) ->
 
     with _quiet(), fake:  # also what the function creates has to be fake
         module = make_fx(joint)(*values, *cotangents)
-        if any(map(_writes_through_view, module.graph.nodes)):
+        written = (value for node in module.graph.nodes for value in written_by(node))
+        if any(_is_view(each) for value in written for each in (value, *value.users)):
+            # A call writes in place to memory that another value shares.
             pure = torch.func.functionalize(module, remove="mutations")
             module = make_fx(pure)(*(value.detach() for value in (*values, *cotangents)))
     return _Recorder(list(module.graph.nodes), count, len(results), pulled).joint()
@@ -233,18 +234,13 @@ def written_by(node: Node) -> Iterator[Node]:
             yield from written
 
 
-def _writes_through_view(node: Node) -> bool:
-    """Whether a call writes in place to memory that another value shares."""
-    return any(_is_view(each) for value in written_by(node) for each in (value, *value.users))
-
-
 def _is_view(node: Node) -> bool:
     schema = _schema_of(node)
     shown = [result.alias_info for result in schema.returns] if schema is not None else []
     return any(info is not None and not info.is_write for info in shown)
 
 
-def _schema_of(node: Node) -> Any:
+def _schema_of(node: Node) -> FunctionSchema | None:
     return getattr(node.target, "_schema", None) if node.op == "call_function" else None
 
 
@@ -291,7 +287,8 @@ class _Recorder:
         return self.next - 1
 
     def _call(self, node: Node) -> Call | None:
-        overload: Any = node.target
+        overload = node.target
+        assert isinstance(overload, OpOverload)
         kind = _out_of_place(aten.name_of(overload))
         inputs, attributes = aten.attributes_of(overload, node.args, node.kwargs, self._number)
         if kind in ("aten.detach", "aten.alias"):

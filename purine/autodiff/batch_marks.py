@@ -67,7 +67,7 @@ def batch_of_net(net: Graph, losses: Iterable[str]) -> Batch:
     counting = (
         maker.name
         for blob, maker in net.producers.items()
-        if isinstance(found := relations.get(blob), Samples) and found.numbers
+        if isinstance(relation := relations.get(blob), Samples) and relation.numbers
     )
     return Batch(relations, tuple(reduced), tuple(dict.fromkeys([*map(str, mixing), *counting])))
 
@@ -181,11 +181,7 @@ class _Marking:
         graph = self.builder.graph()
         for name, op in graph.ops.items():
             if op.kind == "BatchReduce":
-                behind = {name}
-                for item in graph.order:
-                    if item in behind:
-                        behind.update(graph.successors[item])
-                blobs = (blob for item in behind for blob in graph.ops[item].outputs)
+                blobs = (blob for item in graph.behind([name]) for blob in graph.ops[item].outputs)
                 if not any(isinstance(self.relations.get(blob), Samples) for blob in blobs):
                     shared = {**op.attributes, "shared": True}
                     self.builder.ops[name] = replace(op, attributes=shared)

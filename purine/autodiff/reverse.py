@@ -155,8 +155,7 @@ class _Walk:
     def graph(self) -> Graph:
         reaching = self._reaching()
         lowered = []
-        for name in self.net.order:
-            op = self.net.ops[name]
+        for op in self.net.in_order:
             wanted = tuple(blob in reaching for blob in op.inputs)
             if any(wanted) and any(blob in reaching for blob in op.outputs):
                 lowered.append(self._lower(op, wanted))
@@ -175,12 +174,10 @@ class _Walk:
     def _reaching(self) -> set[str]:
         """Blobs between a source and a loss, as far as gradients pass."""
         after: set[str] = set(self.sources)
-        for name in self.net.order:
-            op = self.net.ops[name]
+        blobs = self.net.blobs
+        for op in self.net.in_order:
             if op.kind != _STOP and not after.isdisjoint(op.inputs):
-                after.update(
-                    n for n in op.outputs if n and self.net.blobs[n].dtype.startswith(_REAL)
-                )
+                after.update(name for name in op.results if blobs[name].dtype.startswith(_REAL))
         before = self.net.leading_to(self.weights, stop=_STOP)
         return after & {*self.weights, *(name for op in before for name in op.inputs)}
 
@@ -220,8 +217,7 @@ class _Walk:
             return
         emit = _Emitter(self.builder, item.op, forward=False)
         if item.rule is not None:
-            pull = Pull(item.op, item.saved, cotangents, item.wanted)
-            gradients = item.rule.pull(emit, pull)
+            gradients = item.rule.pull(emit, Pull(item.op, item.saved, cotangents, item.wanted))
         else:
             gradients = self._pull_joint(emit, item, cotangents)
         emitted = {name for op in emit.names for name in self.builder.ops[op].outputs}
@@ -251,8 +247,7 @@ class _Walk:
             return emit("aten.zeros_like", [item.values[output]], label="zero")[0]
         results = (result for call in item.joint.forward for result in call.results)
         spec = next(result[1] for result in results if result is not None and result[0] == output)
-        settings: dict[str, Attribute] = {"size": spec.shape, "dtype": spec.dtype}
-        return emit("aten.zeros", [], settings, label="zero")[0]
+        return emit("aten.zeros", [], {"size": spec.shape, "dtype": spec.dtype}, label="zero")[0]
 
     def _replay(
         self,
@@ -325,8 +320,7 @@ class _Walk:
             self._add(result, "Average", parts, name, {"weights": (1.0,) * len(parts)}, "inbound")
             return result
         for index, part in enumerate(parts[1:], 1):
-            last = index == len(parts) - 1
-            result = self.builder.fresh(target if last else f"{target}/sum")
+            result = self.builder.fresh(target if index == len(parts) - 1 else f"{target}/sum")
             self.builder.blob(result, blob.shape, blob.dtype, blob.location)
             if not self._add_rows(total, part, result, name):
                 self._add(result, "aten.add.Tensor", [total, part], name)
@@ -353,7 +347,7 @@ class _Walk:
             return False
         del self.builder.ops[op.name], self.builder.blobs[part]
         rows, index = (self.builder.blobs[item] for item in op.inputs)
-        length, width = math.prod(spec_of(index).shape), spec_of(rows).shape[-1:]
+        length, width = math.prod(index.sizes), rows.sizes[-1:]
         flat = []
         for label, item, inner in (("index", index, ()), ("rows", rows, width)):
             view = self.builder.fresh(f"{op.name}/{label}")
@@ -366,8 +360,7 @@ class _Walk:
 
     def _rename(self, old: str, new: str) -> None:
         """Give a gradient its final name; only ops emitted along with it can refer to it yet."""
-        blob = self.builder.blobs.pop(old)
-        self.builder.blobs[new] = replace(blob, name=new)
+        self.builder.blobs[new] = replace(self.builder.blobs.pop(old), name=new)
         for name in self.emitted.pop(old):
             self.builder.ops[name] = self.builder.ops[name].renamed({old: new})
         self.renamed[old] = new

@@ -110,16 +110,13 @@ class Hdf5Source(Source):
                 if not hasattr(table, "shape") or len(table.shape) < 1:
                     what, tables = f"there is no data set {name!r}", ", ".join(content) or "none"
                     expected = f"data sets {', '.join(self._names)}, one row per sample"
-                    raise DataError(
-                        what, expected, tables, "write the file with these names", where=file
-                    )
+                    remedy = "write the file with these names"
+                    raise DataError(what, expected, tables, remedy, where=file)
                 dtype = dtypes.get(name, table.dtype.name)
                 for wrong in {table.dtype.name, dtype} - set(DTYPES):
-                    what = f"data set {name!r} cannot be {wrong}"
-                    expected = f"one of {', '.join(DTYPES)}"
-                    raise DataError(
-                        what, expected, wrong, "write it with one of these dtypes", where=file
-                    )
+                    what, expected = f"data set {name!r} cannot be {wrong}", ", ".join(DTYPES)
+                    remedy = "write it with one of these dtypes"
+                    raise DataError(what, f"one of {expected}", wrong, remedy, where=file)
                 shape = tuple(table.shape[1:])
                 fields.append(Field(name, () if name == self._labels else shape, dtype))
                 counts.append(table.shape[0])
@@ -134,8 +131,7 @@ class Hdf5Source(Source):
 @checked
 def hdf5_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
     """The data set of one list of files, or of one for training and one for testing."""
-    other = None if test is None else Hdf5Source(test)
-    return DataSet(Path(train).stem, Hdf5Source(train), other)
+    return DataSet(Path(train).stem, Hdf5Source(train), None if test is None else Hdf5Source(test))
 
 
 def with_classes(data: DataSet) -> DataSet:
@@ -189,9 +185,7 @@ def _converted(values: NumpyArray, field: Field, file: Path) -> NumpyArray:
         converted = values.astype(field.dtype)
     if converted.dtype.kind in "iu" and not np.array_equal(converted, values):
         what = f"values of {field.name!r} are not whole numbers"
-        expected = f"values of dtype {field.dtype}"
+        remedy = "write labels and indices as whole numbers"
         actual = str(values[converted != values].flat[0])
-        raise DataError(
-            what, expected, actual, "write labels and indices as whole numbers", where=file
-        )
+        raise DataError(what, f"values of dtype {field.dtype}", actual, remedy, where=file)
     return converted

@@ -68,8 +68,7 @@ def read_idx(path: str | Path) -> NumpyArray:
         if len(values) < size:
             raise _cut_short(path, "the file", expected, start + len(values))
         if file.read(1):
-            plain = path.suffix != ".gz"
-            more = path.stat().st_size if plain else f"more than {start + size}"
+            more = path.stat().st_size if path.suffix != ".gz" else f"more than {start + size}"
             raise _wrong_file(path, "bytes follow the last value", expected, f"{more} bytes")
     return np.frombuffer(values, dtype).reshape(shape).astype(dtype.newbyteorder("="))
 

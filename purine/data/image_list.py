@@ -85,8 +85,8 @@ class ImageListSource(Source):
 @checked
 def image_list_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
     """The data set of one list, or of one for training and one for testing."""
-    other = None if test is None else ImageListSource(test)
-    return DataSet(Path(train).stem, ImageListSource(train), other)
+    sources = [ImageListSource(path) for path in (train, test) if path is not None]
+    return DataSet(Path(train).stem, *sources)
 
 
 def _read_list(path: Path) -> tuple[list[str], list[int]]:

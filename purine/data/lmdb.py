@@ -164,8 +164,7 @@ class _Database:
 @checked
 def lmdb_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
     """The data set of one database, or of one for training and one for testing."""
-    other = None if test is None else LmdbSource(test)
-    return DataSet(Path(train).name, LmdbSource(train), other)
+    return DataSet(Path(train).name, LmdbSource(train), None if test is None else LmdbSource(test))
 
 
 def is_lmdb(path: Path) -> bool:

@@ -82,23 +82,19 @@ def _prepare_op(
         raise _misfit(builder, op, source)
     tested = op.attributes.get("source") == "test"
     outputs = list(op.outputs)
+    centred = isinstance(mean, Tensor) or mean != 0.0
+    changed = centred or scale is not None or crop or mirror
     for index, (name, field) in enumerate(zip(op.outputs, source.fields, strict=True)):
         if name == NOTHING:
             continue
-        blob = builder.blobs[name]
-        assert blob.shape is not None
-        image = len(field.shape) == 3
-        centred = isinstance(mean, Tensor) or mean != 0.0
-        changed = centred or scale is not None or crop or mirror
-        if field.fits(blob.shape, blob.dtype) and not (image and changed):
+        blob, image = builder.blobs[name], len(field.shape) == 3
+        if field.fits(blob.sizes, blob.dtype) and not (image and changed):
             continue
         if not image:
             raise _misfit(builder, op, source)
         _check_settings(field, mean, crop, pad)
-        raw = builder.fresh(f"{name}/raw")
-        shape = (blob.shape[0], *field.shape)
-        builder.blob(raw, shape, field.dtype, blob.location, layout=blob.layout)
-        outputs[index] = raw
+        raw, shape = builder.fresh(f"{name}/raw"), (blob.sizes[0], *field.shape)
+        outputs[index] = builder.blob(raw, shape, field.dtype, blob.location, layout=blob.layout)
         chain: list[_Step] = []
         if crop and tested:
             chain.append(("crop", "CenterCrop", (), {"size": crop, "pad": pad}))
@@ -160,7 +156,7 @@ def _emit(
         (spec,) = infer_op(draft, [spec_of(builder.blobs[item]) for item in inputs])
         assert spec is not None
         last = index == len(chain) - 1
-        wanted = list(spec_of(builder.blobs[target]).shape)
+        wanted = list(builder.blobs[target].sizes)
         if last and list(spec.shape) != wanted:
             what = f"samples of {list(field.shape)} do not become {wanted[1:]}"
             found = f"{list(spec.shape)} after {', '.join(item[0] for item in chain)}"

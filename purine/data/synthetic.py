@@ -91,8 +91,9 @@ class SyntheticImages(Source):
         shape = self.fields[0].shape
         labels = torch.from_numpy(numbers % self._classes)
         images = np.empty((len(numbers), self._size), self._pool.dtype)
-        for row, place in zip(images, _hash(self._seed, numbers) % np.uint64(_POOL), strict=True):
-            row[:] = self._pool[int(place) : int(place) + self._size]
+        starts = (_hash(self._seed, numbers) % np.uint64(_POOL)).astype(np.int64)
+        for row, start in zip(images, starts, strict=True):
+            row[:] = self._pool[start : start + self._size]
         batch = torch.from_numpy(images.reshape(-1, *shape))
         if len(numbers):
             batch += torch.nn.functional.interpolate(self._patterns[labels], size=shape[1:])
@@ -183,9 +184,9 @@ class SyntheticTokens(Source):
         surprise = (bits >> np.uint64(8)) % np.uint64(_SURPRISE) == 0
         sequence = np.empty((places, len(indices)), np.int64)
         sequence[0] = anything[0]
-        for place in range(1, places):
-            expected = self._successors[sequence[place - 1], choice[place]]
-            sequence[place] = np.where(surprise[place], anything[place], expected)
+        for at in range(1, places):
+            expected = self._successors[sequence[at - 1], choice[at]]
+            sequence[at] = np.where(surprise[at], anything[at], expected)
         tokens, targets = sequence[:-1].T.copy(), sequence[1:].T.copy()
         return torch.from_numpy(tokens), torch.from_numpy(targets)
 

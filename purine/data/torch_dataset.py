@@ -244,11 +244,9 @@ def _stack(
             if own != field:
                 raise _unlike(number, str(field), str(own))
             column.append(tensor)
-    if not samples:
-        return tuple(
-            torch.empty((0, *field.shape), dtype=dtype_of(field.dtype)) for field in fields
-        )
-    return tuple(map(torch.stack, columns))
+    if samples:
+        return tuple(map(torch.stack, columns))
+    return tuple(torch.empty((0, *field.shape), dtype=dtype_of(field.dtype)) for field in fields)
 
 
 def _typed(value: object, name: str) -> tuple[torch.Tensor, Field]:

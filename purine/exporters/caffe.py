@@ -17,8 +17,10 @@ from torch import Tensor
 from purine.errors import GraphError
 from purine.exporters.net import TrainedNet
 from purine.graph import NOTHING, Graph, Op
+from purine.importers.caffe.layers import pooled
 from purine.importers.caffe.weights import Slot, StoredLayer, weights_bytes
 from purine.registry.lookup import lookup
+from purine.registry.spec import Settings
 
 __all__ = ["LAYERS", "caffe_files"]
 
@@ -45,15 +47,15 @@ class Source:
 
     op: Op
     graph: Graph
-    settings: Mapping[str, Any]
+    settings: Settings
     values: Mapping[str, Tensor]
 
     def shape(self, index: int = 0) -> tuple[int, ...]:
         return self.graph.blobs[self.op.inputs[index]].shape or ()
 
-    def weights(self, first: int = 1) -> tuple[Tensor, ...]:
-        """The values of the inputs from `first` on, all of which have to be known."""
-        names = [name for name in self.op.inputs[first:] if name != NOTHING]
+    def weights(self) -> tuple[Tensor, ...]:
+        """The values of the inputs behind the first, all of which have to be known."""
+        names = [name for name in self.op.inputs[1:] if name != NOTHING]
         for name in names:
             if name not in self.values:
                 raise self.refused(f"{name!r}, which is computed from the samples, as a weight")
@@ -74,53 +76,35 @@ def _pair(value: object) -> tuple[int, int]:
     return int(sizes[0]), int(sizes[-1])
 
 
-def _sides(name: str, short: str, pair: tuple[int, int]) -> Message:
-    if pair[0] == pair[1]:
-        return {name: pair[0]}
-    return {f"{short}_h": pair[0], f"{short}_w": pair[1]}
+def _window(kernel: object, stride: object, pad: object) -> Message:
+    """The settings of windows: one number for both sides where they agree."""
+    settings: Message = {}
+    for name, value in (("kernel_size", kernel), ("stride", stride), ("pad", pad)):
+        (high, wide), short = _pair(value), name.removesuffix("_size")
+        settings |= {name: high} if high == wide else {f"{short}_h": high, f"{short}_w": wide}
+    return settings
 
 
-def _convolution(
-    source: Source, type: str, stride: object, pad: object, dilation: object, groups: int
-) -> Sequence[Layer]:
+def _convolution(source: Source) -> Sequence[Layer]:
+    """A convolution or its transpose, of a kind of ours or of ATen's."""
+    get, forward = source.settings, source.op.kind != "Deconv"
+    if _pair(get.get("output_pad", 0)) != (0, 0):
+        raise source.refused(f"output_pad {get['output_pad']}")
     weight, *bias = source.weights()
+    pad, groups = get.get("pad", get.get("padding", 0)), get.get("groups", 1)
     if weight.ndim != 4 or isinstance(pad, str):
         raise source.refused("a convolution of other than images, or with a named padding")
-    outputs = weight.shape[0] if type == "Convolution" else weight.shape[1] * groups
-    size, steps, around = (_pair(item) for item in (tuple(weight.shape[2:]), stride, pad))
-    settings: Message = {"num_output": outputs, **_sides("kernel_size", "kernel", size)}
-    settings |= _sides("stride", "stride", steps) | _sides("pad", "pad", around)
-    if _pair(dilation) != (1, 1):
-        settings["dilation"] = list(_pair(dilation))
+    outputs = weight.shape[0] if forward else weight.shape[1] * groups
+    stride, dilation = get.get("stride", 1), _pair(get.get("dilation", 1))
+    settings: Message = {"num_output": outputs, **_window(tuple(weight.shape[2:]), stride, pad)}
+    if dilation != (1, 1):
+        settings["dilation"] = list(dilation)
     if groups != 1:
         settings["group"] = groups
     if not bias:
         settings["bias_term"] = False
-    return [Layer(type, {"convolution_param": settings}, (weight, *bias))]
-
-
-def _conv(source: Source) -> Sequence[Layer]:
-    get = source.settings
-    return _convolution(
-        source, "Convolution", get["stride"], get["pad"], get["dilation"], get["groups"]
-    )
-
-
-def _deconv(source: Source) -> Sequence[Layer]:
-    get = source.settings
-    if _pair(get["output_pad"]) != (0, 0):
-        raise source.refused(f"output_pad {get['output_pad']}")
-    return _convolution(
-        source, "Deconvolution", get["stride"], get["pad"], get["dilation"], get["groups"]
-    )
-
-
-def _aten_conv(source: Source) -> Sequence[Layer]:
-    get = source.settings
-    steps, around, apart = (
-        get.get(n, d) for n, d in (("stride", 1), ("padding", 0), ("dilation", 1))
-    )
-    return _convolution(source, "Convolution", steps, around, apart, get.get("groups", 1))
+    kind = "Convolution" if forward else "Deconvolution"
+    return [Layer(kind, {"convolution_param": settings}, (weight, *bias))]
 
 
 def _inner_product(source: Source) -> Sequence[Layer]:
@@ -134,50 +118,28 @@ def _inner_product(source: Source) -> Sequence[Layer]:
     return [Layer("InnerProduct", {"inner_product_param": settings}, (weight, *bias))]
 
 
-def _pooling(
-    source: Source, method: str, kernel: object, stride: object, pad: object, ceil: bool
-) -> Sequence[Layer]:
-    sizes, steps, around = _pair(kernel), _pair(stride), _pair(pad)
+def _pool(source: Source) -> Sequence[Layer]:
+    """Pooling over windows, of a kind of ours or of ATen's."""
+    get = source.settings
+    method = get.get("method", "average" if source.op.kind == "aten.avg_pool2d" else "max")
+    kernel, pad = get.get("kernel", get.get("kernel_size")), get.get("pad", get.get("padding", 0))
+    stride, ceil = get.get("stride") or kernel, get.get("ceil", get.get("ceil_mode", False))
+    counted = get.get("count_pad", get.get("count_include_pad", True))
+    if method == "average" and not counted and _pair(pad) != (0, 0):
+        raise source.refused("averages that do not count the padding")
+    if _pair(get.get("dilation", 1)) != (1, 1):
+        raise source.refused("pooling with a dilation")
     settings: Message = {"pool": Word("MAX" if method == "max" else "AVE")}
-    settings |= _sides("kernel_size", "kernel", sizes) | _sides("stride", "stride", steps)
-    settings |= _sides("pad", "pad", around)
-    extents = zip(source.shape()[-2:], sizes, steps, around, strict=True)
-    caffe = tuple(_rounded_up(*each) for each in extents)
+    settings |= _window(kernel, stride, pad)
+    extents = zip(source.shape()[-2:], *map(_pair, (kernel, stride, pad)), strict=True)
+    caffe = tuple(pooled(*each, ceil=True) for each in extents)
     if not ceil and caffe != (source.graph.blobs[source.op.outputs[0]].shape or ())[-2:]:
         settings["round_mode"] = Word("FLOOR")
     return [Layer("Pooling", {"pooling_param": settings})]
 
 
-def _rounded_up(extent: int, kernel: int, stride: int, pad: int) -> int:
-    """How large Caffe makes a pooled image where nothing else is asked for."""
-    size = -(-(extent + 2 * pad - kernel) // stride) + 1
-    return size - 1 if pad and (size - 1) * stride >= extent + pad else size
-
-
-def _pool(source: Source) -> Sequence[Layer]:
-    get = source.settings
-    if get["method"] != "max" and not get["count_pad"] and _pair(get["pad"]) != (0, 0):
-        raise source.refused("averages that do not count the padding")
-    return _pooling(source, get["method"], get["kernel"], get["stride"], get["pad"], get["ceil"])
-
-
-def _aten_pool(source: Source) -> Sequence[Layer]:
-    get = source.settings
-    average = source.op.kind == "aten.avg_pool2d"
-    pad = get.get("padding", 0)
-    if average and not get.get("count_include_pad", True) and _pair(pad) != (0, 0):
-        raise source.refused("averages that do not count the padding")
-    if not average and _pair(get.get("dilation", 1)) != (1, 1):
-        raise source.refused("pooling with a dilation")
-    method, stride = "average" if average else "max", get.get("stride") or get["kernel_size"]
-    return _pooling(source, method, get["kernel_size"], stride, pad, get.get("ceil_mode", False))
-
-
 def _global_pool(source: Source) -> Sequence[Layer]:
-    if source.op.kind == "aten.adaptive_avg_pool2d" and _pair(source.settings["output_size"]) != (
-        1,
-        1,
-    ):
+    if _pair(source.settings.get("output_size", 1)) != (1, 1):
         raise source.refused("adaptive pooling to more than one value")
     method = source.settings.get("method", "average")
     pool = {"pool": Word("MAX" if method == "max" else "AVE"), "global_pooling": True}
@@ -208,8 +170,7 @@ def _scale(source: Source) -> Sequence[Layer]:
 
 def _prelu(source: Source) -> Sequence[Layer]:
     weights = source.weights()
-    shared = weights[0].numel() == 1
-    return [Layer("PReLU", {"prelu_param": {"channel_shared": shared}}, weights)]
+    return [Layer("PReLU", {"prelu_param": {"channel_shared": weights[0].numel() == 1}}, weights)]
 
 
 def _eltwise(source: Source) -> Sequence[Layer]:
@@ -238,17 +199,13 @@ def _lrn(source: Source) -> Sequence[Layer]:
 
 def _slice(source: Source) -> Sequence[Layer]:
     """A Slice layer gives all parts: those that nobody reads are tops without a reader."""
-    get, shape = source.settings, source.shape()
-    extent = shape[get["axis"]]
+    get = source.settings
+    extent = source.shape()[get["axis"]]
     start, end, _ = slice(get["start"], get["end"]).indices(extent)
     points = [point for point in (start, end) if 0 < point < extent]
     if not points:
         return [Layer("Split")]
     return [Layer("Slice", {"slice_param": {"axis": get["axis"], "slice_point": points}})]
-
-
-def _split(source: Source) -> Sequence[Layer]:
-    return [Layer("Slice", {"slice_param": {"axis": source.settings["axis"]}})]
 
 
 def _reshape(source: Source) -> Sequence[Layer]:
@@ -287,8 +244,8 @@ LAYERS: Mapping[str, Translate] = {
     "BatchNormTest": _batch_norm,
     "CaffeBatchNormTest": _caffe_batch_norm,
     "Concat": _one("Concat", "concat_param", axis="axis"),
-    "Conv": _conv,
-    "Deconv": _deconv,
+    "Conv": _convolution,
+    "Deconv": _convolution,
     "Eltwise": _eltwise,
     "Elu": _one("ELU", "elu_param", alpha="alpha"),
     "Exp": _one("Exp", "exp_param", base="base", scale="scale", shift="shift"),
@@ -308,17 +265,17 @@ LAYERS: Mapping[str, Translate] = {
     "Sigmoid": _one("Sigmoid"),
     "Slice": _slice,
     "Softmax": _one("Softmax", "softmax_param", axis="axis"),
-    "Split": _split,
+    "Split": _one("Slice", "slice_param", axis="axis"),
     "StopGradient": _one("Split"),
     "Tanh": _one("TanH"),
     "aten.abs": _one("AbsVal"),
     "aten.adaptive_avg_pool2d": _global_pool,
     "aten.add.Tensor": _eltwise,
-    "aten.avg_pool2d": _aten_pool,
+    "aten.avg_pool2d": _pool,
     "aten.clamp": _clip("min", "max"),
-    "aten.conv2d": _aten_conv,
+    "aten.conv2d": _convolution,
     "aten.linear": _inner_product,
-    "aten.max_pool2d": _aten_pool,
+    "aten.max_pool2d": _pool,
     "aten.relu": _one("ReLU"),
     "aten.reshape": _reshape,
     "aten.sigmoid": _one("Sigmoid"),
@@ -336,16 +293,14 @@ def caffe_files(trained: TrainedNet) -> tuple[str, bytes]:
     messages = [_input(graph, name) for name in graph.inputs]
     stored: list[StoredLayer] = []
     states: dict[str, Tensor] = {}
-    for name in graph.order:
-        op = graph.ops[name]
+    for op in graph.in_order:
         kind = lookup(op)
         if op.inputs and all(item in values for item in op.inputs if item != NOTHING):
             results = kind.bind(op)(*(values[item] for item in op.inputs))  # of weights alone
             several = (results,) if isinstance(results, Tensor) else results
             values |= dict(zip(op.outputs, several, strict=True))
             continue
-        settings = {k: None if a.required else a.default for k, a in kind.attributes.items()}
-        source = Source(op, graph, settings | dict(op.attributes), values)
+        source = Source(op, graph, kind.settings(op), values)
         if op.kind not in LAYERS:
             raise source.refused("a kind that Caffe does not have")
         for layer, message in _placed(source, LAYERS[op.kind](source)):
@@ -369,8 +324,7 @@ def _input(graph: Graph, name: str) -> Message:
 def _placed(source: Source, layers: Sequence[Layer]) -> list[tuple[Layer, Message]]:
     """The layers with their names, bottoms and tops: each reads what the one before gives."""
     op = source.op
-    known = source.values
-    bottoms = [name for name in op.inputs if name not in known and name != NOTHING]
+    bottoms = [name for name in op.inputs if name not in source.values and name != NOTHING]
     if len(layers[0].blobs) == 0 and len(bottoms) < len(op.inputs):
         raise source.refused("a value that is no weight of a layer")
     placed = []
@@ -389,10 +343,9 @@ def _tops_of(source: Source, layer: Layer, tops: list[str]) -> list[str]:
     """The tops of a layer: of a Slice that stands for one part, also those of the other parts."""
     if source.op.kind != "Slice" or layer.type != "Slice":
         return tops
-    start = source.settings["start"]
     parts = len(layer.settings["slice_param"]["slice_point"]) + 1
     names = [f"{source.op.name}/unread{number}" for number in range(parts)]
-    names[1 if start else 0] = tops[0]
+    names[1 if source.settings["start"] else 0] = tops[0]
     return names
 
 

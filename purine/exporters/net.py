@@ -39,8 +39,7 @@ def trained_net(
     for output in outputs:
         if output not in net.blobs:
             raise unknown_name(GraphError, "output", output, [*net.producers])
-    graph = inference(net, outputs or outputs_of(net))
-    return replace(whole_net(name, net, values), graph=graph)
+    return replace(whole_net(name, net, values), graph=inference(net, outputs or outputs_of(net)))
 
 
 def whole_net(name: str, net: Graph, values: Mapping[str, Tensor]) -> TrainedNet:

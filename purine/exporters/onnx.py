@@ -7,6 +7,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 
 import torch
@@ -29,17 +30,17 @@ def onnx_bytes(trained: TrainedNet) -> tuple[bytes, list[str]]:
         remedy = "pip install 'purine[onnx]'"
         raise ConfigError(what, expected, f"no {' and no '.join(missing)}", remedy)
     program, notes = program_of(trained)
-    graph = trained.graph
-    names = {"input_names": list(graph.inputs), "output_names": list(graph.outputs)}
+    inputs, outputs = trained.graph.inputs, trained.graph.outputs
+    exporter = partial(torch.onnx.export, input_names=inputs, output_names=outputs, dynamo=True)
     try:
         with _quiet():
-            made = torch.onnx.export(program, **names, dynamo=True, verbose=False)  # type: ignore[arg-type]
+            exported = exporter(program, verbose=False)
     except Exception as error:  # of any of the packages that take part
         what, expected = "ONNX has no form for this net", "ops that torch's exporter translates"
         remedy = "export the program for torch: --format torch"
         raise GraphError(what, expected, in_a_line(error), remedy) from error
-    assert made is not None
-    data: bytes = made.model_proto.SerializeToString()
+    assert exported is not None
+    data: bytes = exported.model_proto.SerializeToString()
     if len(data) > _LARGEST:
         what, remedy = "the net is too large for one ONNX file", "export it with --format torch"
         raise ConfigError(what, f"at most {_LARGEST:,} bytes", f"{len(data):,}", remedy)

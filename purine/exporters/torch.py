@@ -30,9 +30,7 @@ class _Module(nn.Module):
     def __init__(self, graph: Graph, values: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.graph = graph
-        self.kernels = [
-            (graph.ops[n], lookup(graph.ops[n]).bind(graph.ops[n])) for n in graph.order
-        ]
+        self.kernels = [(op, lookup(op).bind(op)) for op in graph.in_order]
         self.paths = {name: _attach(self, graph, name, values[name]) for name in graph.states}
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -53,9 +51,8 @@ def _attach(root: nn.Module, graph: Graph, name: str, value: Tensor) -> tuple[nn
     module = root
     *parents, last = torch_name(name).split(".")
     for parent in parents:
-        parent = (
-            parent if isinstance(getattr(module, parent, nn.Module()), nn.Module) else f"{parent}_"
-        )
+        if not isinstance(getattr(module, parent, nn.Module()), nn.Module):
+            parent = f"{parent}_"
         if not hasattr(module, parent):
             module.add_module(parent, nn.Module())
         module = getattr(module, parent)

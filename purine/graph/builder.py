@@ -94,20 +94,9 @@ class Builder:
         shared: str = "",
     ) -> str:
         """Make the blob `read` a state and return its name; without `next` it keeps its value."""
-        self.add(
-            State(
-                read,
-                next or read,
-                filler or Filler(),
-                trainable,
-                lr_mult,
-                decay_mult,
-                where,
-                origin,
-                staleness,
-                shared,
-            )
-        )
+        rates, reads = (lr_mult, decay_mult), (staleness, shared)
+        filler = filler or Filler()
+        self.add(State(read, next or read, filler, trainable, *rates, where, origin, *reads))
         return read
 
     def add(self, node: Blob | Op | State) -> None:

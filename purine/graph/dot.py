@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from purine.arguments import checked
 from purine.graph.graph import Graph
-from purine.graph.nodes import NOTHING, Blob, Location, Op
+from purine.graph.nodes import Blob, Location, Op
 
 __all__ = ["to_dot"]
 
@@ -55,9 +55,8 @@ def _lines(graph: Graph) -> Iterator[str]:
     for op in graph.ops.values():
         for name in op.inputs:
             yield f"{_blob(name)} -> {_op(op.name)};"
-        for name in op.outputs:
-            if name != NOTHING:
-                yield f"{_op(op.name)} -> {_blob(name)};"
+        for name in op.results:
+            yield f"{_op(op.name)} -> {_blob(name)};"
     for state in graph.states.values():
         if state.next != state.read:
             yield f"{_blob(state.next)} -> {_blob(state.read)} [style=dashed, constraint=false];"

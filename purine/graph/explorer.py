@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from purine.arguments import checked
 from purine.graph.graph import Graph
-from purine.graph.nodes import NOTHING, Blob, Op
+from purine.graph.nodes import Blob
 
 __all__ = ["to_model_explorer"]
 
@@ -68,15 +68,13 @@ def _op_nodes(graph: Graph) -> Iterator[_Node]:
             "attrs": _pairs(facts | settings),
             "incomingEdges": [_edge(graph, name, str(at)) for at, name in enumerate(op.inputs)],
             "outputsMetadata": [
-                _output(str(at), graph.blobs[name])
-                for at, name in enumerate(op.outputs)
-                if name != NOTHING
+                _output(str(at), graph.blobs[name]) for at, name in enumerate(op.outputs) if name
             ],
         }
 
 
 def _edge(graph: Graph, name: str, at: str) -> dict[str, str]:
-    producer: Op | None = graph.producers.get(name)
+    producer = graph.producers.get(name)
     if producer is None:
         source, output = f"blob {name}", "0"
     else:
@@ -85,8 +83,7 @@ def _edge(graph: Graph, name: str, at: str) -> dict[str, str]:
 
 
 def _output(at: str, blob: Blob) -> dict[str, object]:
-    facts = {"__tensor_tag": blob.name, "tensor_shape": blob.type_text}
-    return {"id": at, "attrs": _pairs(facts)}
+    return {"id": at, "attrs": _pairs({"__tensor_tag": blob.name, "tensor_shape": blob.type_text})}
 
 
 def _pairs(facts: dict[str, str]) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from purine.graph.builder import Builder
 from purine.graph.graph import Graph
 from purine.graph.names import GRADIENT, UPDATE
-from purine.graph.nodes import NOTHING, Location
+from purine.graph.nodes import Location
 
 __all__ = ["blocks", "fold"]
 
@@ -83,7 +83,7 @@ def _between(
     for ops in members.values():
         if len(ops) == 1:
             op = graph.ops[ops[0]]
-            kept.update(name for name in (*op.inputs, *op.outputs) if name != NOTHING)
+            kept.update((*op.inputs, *op.results))
     for name in graph.blobs:
         users = {block_of[op.name] for op in graph.consumers[name]}
         if name in graph.producers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -41,7 +41,7 @@ class Graph:
     @cached_property
     def producers(self) -> Mapping[str, Op]:
         """The op that writes each blob; blobs that no op writes are missing."""
-        return {name: op for op in self.ops.values() for name in op.outputs if name != NOTHING}
+        return {name: op for op in self.ops.values() for name in op.results}
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[Op, ...]]:
@@ -82,15 +82,27 @@ class Graph:
                     ready.append(target)
         return tuple(order)
 
+    @cached_property
+    def in_order(self) -> tuple[Op, ...]:
+        """The ops in that order."""
+        return tuple(self.ops[name] for name in self.order)
+
     def leading_to(self, blobs: Iterable[str], *, stop: str | None = None) -> list[Op]:
         """The ops that some blobs depend on, in order, as far as ops of the kind `stop`."""
         wanted, ops = set(blobs), []
-        for name in reversed(self.order):
-            op = self.ops[name]
+        for op in reversed(self.in_order):
             if op.kind != stop and not wanted.isdisjoint(op.outputs):
                 wanted.update(op.inputs)
                 ops.append(op)
         return ops[::-1]
+
+    def behind(self, ops: Iterable[str]) -> set[str]:
+        """These ops, and all that wait for them in the same iteration."""
+        behind = set(ops)
+        for name in self.order:
+            if name in behind:
+                behind.update(self.successors[name])
+        return behind
 
     @cached_property
     def successors(self) -> Mapping[str, tuple[str, ...]]:
@@ -104,6 +116,16 @@ class Graph:
             if before in after and later in self.ops:
                 after[before][later] = None
         return {name: tuple(targets) for name, targets in after.items()}
+
+    def only(self, blobs: Collection[str], ops: Mapping[str, Op]) -> Graph:
+        """The graph of these ops, with what it has of these blobs and their states."""
+        return Graph(
+            {name: blob for name, blob in self.blobs.items() if name in blobs},
+            ops,
+            {name: state for name, state in self.states.items() if name in blobs},
+            frozenset(edge for edge in self.control if ops.keys() >= set(edge)),
+            tuple(name for name in self.outputs if name in blobs),
+        )
 
     @cached_property
     def digest(self) -> str:

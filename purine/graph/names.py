@@ -201,8 +201,8 @@ def restored(graph: Graph) -> Graph:
 
 def _origin(graph: Graph, op: Op) -> Origin:
     parts, rest = _parted(op.name)
-    found = reversed(re.findall(r"(\D+)(\d+)/", parts))
-    numbers = {kind: int(number) for kind, number in found if kind != "worker"}
+    counted = reversed(re.findall(r"(\D+)(\d+)/", parts))
+    numbers = {kind: int(number) for kind, number in counted if kind != "worker"}
 
     def known(path: str) -> str:
         """The longest beginning of a path that is the name of an op, a blob or a state."""
@@ -220,8 +220,7 @@ def _origin(graph: Graph, op: Op) -> Origin:
         return Origin(below, "update", parts, **numbers)
     if head == GRADIENT and below:
         sums: Role = "reduce" if op.kind in _SUMS else "backward"
-        role: Role = "update" if op.kind in _CLIPPING else sums
-        return Origin(known(below), role, parts, **numbers)
+        return Origin(known(below), "update" if op.kind in _CLIPPING else sums, parts, **numbers)
     if head == AGAIN and below:
         return Origin(known(below), "recompute", parts, **numbers)
     above, _, last = op.name.rpartition("/")

@@ -138,6 +138,12 @@ class Blob:
             check_fields(self)
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape of a blob whose shape is known."""
+        assert self.shape is not None, f"blob {self.name!r} has no shape yet: complete the graph"
+        return self.shape
+
+    @property
     def type_text(self) -> str:
         """Dtype, shape and layout, such as `float32 2x3`."""
         shape = "?" if self.shape is None else "x".join(map(str, self.shape)) or "scalar"
@@ -202,6 +208,11 @@ class Op:
 
     def __str__(self) -> str:
         return f"op {self.name!r} ({self.kind}) at {self.location}"
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The outputs that somebody asked for."""
+        return tuple(filter(None, self.outputs))
 
     def renamed(self, names: Mapping[str, str]) -> Op:
         """The op with other names for blobs that it reads and writes."""

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 
 from purine.errors import GraphError
 from purine.graph.graph import Graph
-from purine.graph.nodes import NOTHING, Blob, Op, State
+from purine.graph.nodes import Blob, Op, State
 
 __all__ = ["Kinds", "Rule", "uses", "wrong"]
 
@@ -28,8 +28,7 @@ Rule: TypeAlias = Callable[[Graph, Kinds | None], Iterator[GraphError]]
 
 def uses(op: Op) -> list[tuple[str, str]]:
     """The blobs that an op reads and writes, with the verb of each."""
-    reads = [(name, "reads") for name in op.inputs]
-    return reads + [(name, "writes") for name in op.outputs if name != NOTHING]
+    return [(name, "reads") for name in op.inputs] + [(name, "writes") for name in op.results]
 
 
 def wrong(

@@ -231,8 +231,7 @@ def shapes_are_sizes(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
             if blob.name not in graph.producers:
                 what = f"{name} has no shape, and no op produces it"
                 expected = "a shape, which can be left out only where an op tells it"
-                give = "give its shape (in YAML: size)"
-                yield wrong(blob, what, expected, "no shape", give)
+                yield wrong(blob, what, expected, "no shape", "give its shape (in YAML: size)")
         elif not all(type(size) is int and size >= 0 for size in shape):
             expected = "whole numbers, none below zero"
             yield wrong(blob, f"{name} has the shape {shape}", expected, str(shape), remedy)
@@ -260,8 +259,7 @@ def layouts_fit(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
         name, shape, layout = f"blob {blob.name!r}", blob.shape, blob.layout
         if layout not in ("", CHANNELS_LAST):
             what, expected = f"{name} has the layout {layout!r}", f"{CHANNELS_LAST!r}, or none"
-            remedy = "correct the layout, or leave it out"
-            yield wrong(blob, what, expected, repr(layout), remedy)
+            yield wrong(blob, what, expected, repr(layout), "correct the layout, or leave it out")
         elif layout and shape is not None and len(shape) != 4:
             what = f"{name} of {len(shape)} dimensions is {layout}"
             expected = "four dimensions: samples, channels, height and width"

@@ -35,9 +35,8 @@ def states_are_versioned_rightly(graph: Graph, kinds: Kinds | None) -> Iterator[
             if op.kind != FETCH and (producer is None or producer.name != op.name):
                 what = f"op {op.name!r} reads {name}, of which there are several versions"
                 expected, found = "a Fetch op, or the op that updates the state", f"a {op.kind} op"
-                yield wrong(
-                    op, what, expected, found, "read it through a Fetch op", blob=state.read
-                )
+                remedy = "read it through a Fetch op"
+                yield wrong(op, what, expected, found, remedy, blob=state.read)
         if state.shared and producer is not None and state.read not in producer.inputs:
             what = f"op {producer.name!r} writes {name}, which is shared, and does not read it"
             expected, found = "an op that makes the next version of the newest", "one that does not"
@@ -56,8 +55,7 @@ def shared_states_agree(graph: Graph, kinds: Kinds | None) -> Iterator[GraphErro
         assert like is not None
         for aspect in ("shape", "dtype", "host"):
             own, others = (
-                one.location.host if aspect == "host" else getattr(one, aspect)
-                for one in (blob, like)
+                getattr(one.location if aspect == "host" else one, aspect) for one in (blob, like)
             )
             if own != others:
                 what = f"states {other.read!r} and {state.read!r} are shared and differ in {aspect}"

@@ -34,8 +34,8 @@ def _tile(
 ):
     """Rows of a matrix with D columns; zeros behind its end."""
     row = tl.arange(0, ROWS)[:, None]
-    place = pointer + start * STRIDE + (row * STRIDE + tl.arange(0, D)[None, :])
-    return tl.load(place) if T % ROWS == 0 else tl.load(place, start + row < T, 0.0)
+    address = pointer + start * STRIDE + (row * STRIDE + tl.arange(0, D)[None, :])
+    return tl.load(address) if T % ROWS == 0 else tl.load(address, start + row < T, 0.0)
 
 
 @triton.jit
@@ -43,17 +43,17 @@ def _line(pointer, start, T: tl.constexpr, ROWS: tl.constexpr, OTHER: tl.constex
     """Numbers of rows; behind the end `OTHER`."""
     row = tl.arange(0, ROWS)
     if T % ROWS == 0:
-        found = tl.load(pointer + start + row)
+        numbers = tl.load(pointer + start + row)
     else:
-        found = tl.load(pointer + start + row, start + row < T, OTHER)
-    return found
+        numbers = tl.load(pointer + start + row, start + row < T, OTHER)
+    return numbers
 
 
 @triton.jit
 def _inner(
     dy,
     y,
-    found,
+    inner,
     dy_strides,
     y_strides,
     DY: tl.constexpr,
@@ -71,7 +71,7 @@ def _inner(
     row = start + tl.arange(0, ROWS)
     left = _tile(dy, start, DY, T, D, ROWS).to(tl.float32)
     right = _tile(y, start, Y, T, D, ROWS).to(tl.float32)
-    tl.store(found + which.to(tl.int64) * T + row, tl.sum(left * right, 1), row < T)
+    tl.store(inner + which.to(tl.int64) * T + row, tl.sum(left * right, 1), row < T)
 
 
 @triton.jit
@@ -152,13 +152,13 @@ def _keep(
     low = result.to(whole.dtype.element_ty)
     at = column + tl.arange(0, D)
     row = tl.arange(0, BLOCK)[:, None]
-    place = whole + (batch * T + block * BLOCK) * WIDTH + (row * WIDTH + at[None, :])
+    address = whole + (batch * T + block * BLOCK) * WIDTH + (row * WIDTH + at[None, :])
     summed = low.to(tl.float32)
     if T % BLOCK == 0:
-        tl.store(place, low)
+        tl.store(address, low)
     else:
         known = block * BLOCK + row < T
-        tl.store(place, low, known)
+        tl.store(address, low, known)
         summed = tl.where(known, summed, 0.0)
     blocks: tl.constexpr = (T + BLOCK - 1) // BLOCK
     tl.store(parts + (batch * blocks + block) * WIDTH + at, tl.sum(summed, 0))
@@ -268,18 +268,7 @@ def attention_gradient(
     return whole, parts
 
 
-@attention_gradient.register_fake
-def _(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    log: Tensor,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    return _results(query)
+attention_gradient.register_fake(lambda gradient, query, *rest: _results(query))
 
 
 def _near(value: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 __all__ = ["max_pool", "max_pool_gradient"]
 
-_PIXELS, _CHANNELS, _WARPS = 32, 64, 4
+_PIXELS, _CHANNELS = tl.constexpr(32), tl.constexpr(64)
 
 
 @triton.jit
@@ -29,47 +29,28 @@ def _pool(
     x,
     result,
     places,
-    pixels,
-    channels,
-    height,
-    width,
-    out_height,
-    out_width,
-    stride_n,
-    stride_h,
-    stride_w,
-    KERNEL_H: tl.constexpr,
-    KERNEL_W: tl.constexpr,
-    STEP_H: tl.constexpr,
-    STEP_W: tl.constexpr,
-    PAD_H: tl.constexpr,
-    PAD_W: tl.constexpr,
-    PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    sizes,
+    strides,
+    KERNEL: tl.constexpr,
+    STEP: tl.constexpr,
+    PAD: tl.constexpr,
 ):
-    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    known = (pixel < pixels)[:, None] & (channel < channels)[None, :]
-    top = (pixel // out_width) % out_height * STEP_H - PAD_H
-    left = pixel % out_width * STEP_W - PAD_W
-    image = (pixel // (out_width * out_height)).to(tl.int64) * stride_n
-    best = tl.full((PIXELS, CHANNELS), -(2**31), tl.int32)
-    for i in tl.static_range(KERNEL_H):
-        for j in tl.static_range(KERNEL_W):
+    pixels, channels, height, width, out_height, out_width = sizes
+    pixel, channel, known = _tile(pixels, channels)
+    top = (pixel // out_width) % out_height * STEP[0] - PAD[0]
+    left = pixel % out_width * STEP[1] - PAD[1]
+    image = (pixel // (out_width * out_height)).to(tl.int64) * strides[0]
+    best = tl.full((_PIXELS, _CHANNELS), -(2**31), tl.int32)
+    for i in tl.static_range(KERNEL[0]):
+        for j in tl.static_range(KERNEL[1]):
             h, w = top + i, left + j
             inside = (h >= 0) & (h < height) & (w >= 0) & (w < width)
-            row = image + h * stride_h + w * stride_w
+            row = image + h * strides[1] + w * strides[2]
             bits = tl.load(x + row[:, None] + channel[None, :], known & inside[:, None], -1)
-            best = tl.maximum(best, _ordered(bits.to(tl.int32)) * 256 + 254 - i * KERNEL_W - j)
+            best = tl.maximum(best, _ordered(bits.to(tl.int32)) * 256 + 254 - i * KERNEL[1] - j)
     to = pixel.to(tl.int64)[:, None] * channels + channel[None, :]
     tl.store(result + to, _ordered(best >> 8).to(tl.int16), known)
     tl.store(places + to, (254 - (best & 255)).to(tl.uint8), known)
-
-
-@triton.jit
-def _ordered(bits):
-    """The bits of numbers as integers in the same order, and back."""
-    return bits ^ ((bits >> 15) & 0x7FFF)
 
 
 @triton.jit
@@ -77,46 +58,47 @@ def _pull(
     gradient,
     places,
     result,
-    pixels,
-    channels,
-    height,
-    width,
-    out_height,
-    out_width,
-    stride_n,
-    stride_h,
-    stride_w,
-    KERNEL_H: tl.constexpr,
-    KERNEL_W: tl.constexpr,
-    STEP_H: tl.constexpr,
-    STEP_W: tl.constexpr,
-    PAD_H: tl.constexpr,
-    PAD_W: tl.constexpr,
-    PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    sizes,
+    strides,
+    KERNEL: tl.constexpr,
+    STEP: tl.constexpr,
+    PAD: tl.constexpr,
 ):
-    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    known = (pixel < pixels)[:, None] & (channel < channels)[None, :]
-    h = (pixel // width) % height + PAD_H
-    w = pixel % width + PAD_W
+    pixels, channels, height, width, out_height, out_width = sizes
+    pixel, channel, known = _tile(pixels, channels)
+    h = (pixel // width) % height + PAD[0]
+    w = pixel % width + PAD[1]
     image = (pixel // (width * height)).to(tl.int64)
-    total = tl.zeros((PIXELS, CHANNELS), tl.float32)
-    for i in tl.static_range((KERNEL_H + STEP_H - 1) // STEP_H):
-        for j in tl.static_range((KERNEL_W + STEP_W - 1) // STEP_W):
-            out_h, out_w = h // STEP_H - i, w // STEP_W - j
-            in_h, in_w = h - out_h * STEP_H, w - out_w * STEP_W
-            inside = (out_h >= 0) & (out_h < out_height) & (in_h < KERNEL_H)
-            inside &= (out_w >= 0) & (out_w < out_width) & (in_w < KERNEL_W)
+    total = tl.zeros((_PIXELS, _CHANNELS), tl.float32)
+    for i in tl.static_range((KERNEL[0] + STEP[0] - 1) // STEP[0]):
+        for j in tl.static_range((KERNEL[1] + STEP[1] - 1) // STEP[1]):
+            out_h, out_w = h // STEP[0] - i, w // STEP[1] - j
+            in_h, in_w = h - out_h * STEP[0], w - out_w * STEP[1]
+            inside = (out_h >= 0) & (out_h < out_height) & (in_h < KERNEL[0])
+            inside &= (out_w >= 0) & (out_w < out_width) & (in_w < KERNEL[1])
             held = known & inside[:, None]
             at = ((image * out_height + out_h) * out_width + out_w) * channels
-            place = tl.load(places + at[:, None] + channel[None, :], held, 255).to(tl.int32)
-            row = image * stride_n + out_h * stride_h + out_w * stride_w
+            most = tl.load(places + at[:, None] + channel[None, :], held, 255).to(tl.int32)
+            row = image * strides[0] + out_h * strides[1] + out_w * strides[2]
             value = tl.load(gradient + row[:, None] + channel[None, :], held, 0.0)
-            here = (in_h * KERNEL_W + in_w)[:, None] == place
+            here = (in_h * KERNEL[1] + in_w)[:, None] == most
             total += tl.where(here, value.to(tl.float32), 0.0)
     to = pixel.to(tl.int64)[:, None] * channels + channel[None, :]
     tl.store(result + to, total.to(result.dtype.element_ty), known)
+
+
+@triton.jit
+def _tile(pixels, channels):
+    """The pixels and channels of a program, and which pairs of them there are."""
+    pixel = tl.program_id(0) * _PIXELS + tl.arange(0, _PIXELS)
+    channel = tl.program_id(1) * _CHANNELS + tl.arange(0, _CHANNELS)
+    return pixel, channel, (pixel < pixels)[:, None] & (channel < channels)[None, :]
+
+
+@triton.jit
+def _ordered(bits):
+    """The bits of numbers as integers in the same order, and back."""
+    return bits ^ ((bits >> 15) & 0x7FFF)
 
 
 @torch.library.custom_op("purine::max_pool", mutates_args=())
@@ -130,15 +112,11 @@ def max_pool(
     x = _by_channel(x)
     result, places = _like_pooled(x, size)
     bits = (x.view(torch.int16), result.view(torch.int16), places)
-    _launch(_pool, bits, result, x, x, size, (*kernel, *step, *pad))
+    _launch(_pool, bits, result, x, x, size, (kernel, step, pad))
     return result, places
 
 
-@max_pool.register_fake
-def _(
-    x: Tensor, kernel: Sequence[int], step: Sequence[int], pad: Sequence[int], size: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    return _like_pooled(x, size)
+max_pool.register_fake(lambda x, kernel, step, pad, size: _like_pooled(x, size))
 
 
 @torch.library.custom_op("purine::max_pool_gradient", mutates_args=())
@@ -153,21 +131,14 @@ def max_pool_gradient(
     """The gradient of `max_pool` with respect to x, whose [H, W] is `size`."""
     gradient, places = _by_channel(gradient), _by_channel(places)
     result = _like_images(gradient, size)
-    sizes = (*kernel, *step, *pad)
-    _launch(_pull, (gradient, places, result), result, gradient, result, places.shape[2:], sizes)
+    tensors, window = (gradient, places, result), (kernel, step, pad)
+    _launch(_pull, tensors, result, gradient, result, places.shape[2:], window)
     return result
 
 
-@max_pool_gradient.register_fake
-def _(
-    gradient: Tensor,
-    places: Tensor,
-    kernel: Sequence[int],
-    step: Sequence[int],
-    pad: Sequence[int],
-    size: Sequence[int],
-) -> Tensor:
-    return _like_images(gradient, size)
+max_pool_gradient.register_fake(
+    lambda gradient, places, kernel, step, pad, size: _like_images(gradient, size)
+)
 
 
 def _launch(
@@ -177,14 +148,14 @@ def _launch(
     strided: Tensor,
     images: Tensor,
     pooled: Sequence[int],
-    sizes: Sequence[int],
+    window: Sequence[Sequence[int]],
 ) -> None:
-    batch, channels, *size = written.shape
-    pixels = batch * size[0] * size[1]
-    grid = (triton.cdiv(pixels, _PIXELS), triton.cdiv(channels, _CHANNELS))
+    batch, channels, height, width = written.shape
+    pixels = batch * height * width
+    grid = (triton.cdiv(pixels, _PIXELS.value), triton.cdiv(channels, _CHANNELS.value))
+    sizes = (pixels, channels, *images.shape[2:], *pooled)
     strides = (strided.stride(0), strided.stride(2), strided.stride(3))
-    places = (pixels, channels, *images.shape[2:], *pooled, *strides)
-    kernel[grid](*tensors, *places, *sizes, PIXELS=_PIXELS, CHANNELS=_CHANNELS, num_warps=_WARPS)
+    kernel[grid](*tensors, sizes, strides, *map(tuple, window), num_warps=4)
 
 
 def _by_channel(value: Tensor) -> Tensor:

@@ -110,12 +110,12 @@ def _join_chunks(
             those = then + tl.arange(0, _AT_ONCE)
             known = those * CHUNK < count
             same = known & (tl.load(places + those * CHUNK, known, -1) == place)
-            found = tl.load(
+            partial = tl.load(
                 sums + (those * CHUNK).to(tl.int64)[:, None] * COLUMNS + column[None, :],
                 same[:, None] & inside[None, :],
                 0.0,
             )
-            total += tl.sum(found, 0)
+            total += tl.sum(partial, 0)
             then += _AT_ONCE
             more = tl.sum(same.to(tl.int32), 0) == _AT_ONCE
         tl.store(sums + first * COLUMNS + column, total, inside)

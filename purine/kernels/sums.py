@@ -80,12 +80,12 @@ def _pull(
     for start in tl.range(0, ROWS, STEP, num_stages=3):
         row = block * ROWS + start + tl.arange(0, STEP)
         known = (row < rows)[:, None] & (column < COLUMNS)[None, :]
-        place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-        value = tl.load(x + place, known, 0.0).to(tl.float32)
-        pulled = tl.load(dy + place, known, 0.0).to(tl.float32)
+        offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        value = tl.load(x + offset, known, 0.0).to(tl.float32)
+        pulled = tl.load(dy + offset, known, 0.0).to(tl.float32)
         slope = _tanh_slope(value) if TANH else _erf_slope(value)
         result = (pulled * slope).to(dx.dtype.element_ty)
-        tl.store(dx + place, result, known)
+        tl.store(dx + offset, result, known)
         total += result.to(tl.float32)
     tl.store(parts + block * COLUMNS + column, tl.sum(total, 0), column < COLUMNS)
 
@@ -109,18 +109,8 @@ def _join(
         tiles = (SIZES[i] + TILE - 1) // TILE
         if (tile >= 0) & (tile < tiles):
             _copy(
-                pieces[i],
-                strides[i],
-                whole,
-                parts,
-                rows,
-                tile,
-                to,
-                SIZES[i],
-                COLUMNS,
-                ROWS,
-                STEP,
-                TILE,
+                *(pieces[i], strides[i], whole, parts, rows, tile, to),
+                *(SIZES[i], COLUMNS, ROWS, STEP, TILE),
             )
         tile -= tiles
         to += SIZES[i]
@@ -176,8 +166,8 @@ def _total(
     for start in range(0, rows, STEP):
         row = (start + tl.arange(0, STEP))[:, None]
         total += tl.load(source + row * columns + column[None, :], (row < rows) & known, 0.0)
-    found = tl.sum(total, 0).to(results.dtype.element_ty)
-    tl.store(results + plane * columns + column, found, column < columns)
+    sums = tl.sum(total, 0).to(results.dtype.element_ty)
+    tl.store(results + plane * columns + column, sums, column < columns)
 
 
 @torch.library.custom_op("purine::gelu_gradient", mutates_args=())
@@ -198,9 +188,7 @@ def gelu_gradient(dy: Tensor, x: Tensor, approximate: str) -> tuple[Tensor, Tens
     return dx, parts
 
 
-@gelu_gradient.register_fake
-def _(dy: Tensor, x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    return _results(x, x.shape, GELU)
+gelu_gradient.register_fake(lambda dy, x, approximate: _results(x, x.shape, GELU))
 
 
 @torch.library.custom_op("purine::joined", mutates_args=())

@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,10 +94,9 @@ def _fit(x: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
     return list(source.shape) == shape and source.dtype == x.dtype
 
 
-def _call(operator: Callable[..., Any], *args: object, **settings: object) -> Tensor:
+def _call(operator: Callable[..., Tensor], *args: object, **settings: object) -> Tensor:
     """Call an operator of one result, for which torch has no types."""
-    result: Tensor = operator(*args, **settings)
-    return result
+    return operator(*args, **settings)
 
 
 @cache

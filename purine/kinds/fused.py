@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 
 from torch import Tensor
 
@@ -38,7 +39,7 @@ def fused_op(
     The next value of a state that no other op may still read is written over the old one.
     """
     builder = Builder()
-    results = (blob for op in members for blob in op.outputs if blob != NOTHING)
+    results = chain.from_iterable(op.results for op in members)
     for blob in dict.fromkeys((*inputs, *results)):
         builder.add(replace(graph.blobs[blob], location=Location(), where=None))
     for op in members:

@@ -147,9 +147,8 @@ def mirror(x: Var, *, name: str | None = None) -> Var:
 
 def _pull_crop(emit: Emit, pull: Pull) -> Sequence[str | None]:
     x, *clock = pull.op.inputs
-    shape = emit.blob(x).shape
-    assert shape is not None
-    settings = {"height": shape[2], "width": shape[3], **pull.op.attributes}
+    *_, height, width = emit.blob(x).sizes
+    settings = {"height": height, "width": width, **pull.op.attributes}
     return (*emit("CropGradient", [pull.cotangent, *clock], settings, label="crop"), None, None)
 
 

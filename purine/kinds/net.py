@@ -39,8 +39,7 @@ class Var:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        assert self.blob.shape is not None
-        return self.blob.shape
+        return self.blob.sizes
 
     def extent(self, axis: int) -> int:
         """The size along an axis, which a layer needs to make its parameters."""
@@ -169,12 +168,12 @@ class Net:
                 remedy = "write a net with one Net object"
                 raise _misuse(variable.name, what, expected, found, remedy)
         name = self.builder.fresh(name or kind.lower())
-        outputs = [
+        outputs = tuple(
             NOTHING if label is None else f"{name}/{label}" if label else name for label in labels
-        ]
-        names = tuple(variable.name for variable in inputs)
-        self.add(Op(name, kind, names, tuple(outputs), attributes or {}, lane=lane))
-        return tuple(Var(self, output) for output in outputs if output != NOTHING)
+        )
+        op = Op(name, kind, tuple(var.name for var in inputs), outputs, attributes or {}, lane=lane)
+        self.add(op)
+        return tuple(Var(self, output) for output in op.results)
 
     def add(self, op: Op) -> None:
         """Add an op, with its implied inputs and blobs for its results, less default settings."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from purine.kinds.net import Var
 from purine.registry.aten import KERNELS
 from purine.registry.facts import Facts, Precision, SampleRule, ShardRule
 from purine.registry.gradient import RULES, Emit, Pull, Rule
-from purine.registry.kind import kind
+from purine.registry.kind import Kernel, Results, kind
 
 __all__ = ["batch_norm", "layer_norm", "lrn"]
 
@@ -164,10 +164,9 @@ def _pull_batch_norm(emit: Emit, pull: Pull) -> Sequence[str | None]:
     cotangent, *others = pull.cotangents
     if cotangent is None or any(others):
         what = f"{op} has a loss behind its running statistics"
-        expected = f"gradients through {op.outputs[0]!r} alone"
         found = f"a loss that depends on {op.outputs[1]!r} or {op.outputs[2]!r}"
         remedy = "put a StopGradient before the ops that read the statistics"
-        raise GraphError(what, expected, found, remedy, op=op)
+        raise GraphError(what, f"gradients through {op.outputs[0]!r} alone", found, remedy, op=op)
     inputs = [cotangent, x, weight, mean, variance, *pull.saved]
     eps, outputs = op.attributes.get("eps", 1e-5), [None if want else NOTHING for want in wanted]
     settings = {"train": True, "eps": eps, "output_mask": tuple(wanted)}
@@ -178,15 +177,15 @@ def _pull_batch_norm(emit: Emit, pull: Pull) -> Sequence[str | None]:
 RULES["BatchNorm"] = Rule(_lower_batch_norm, _pull_batch_norm)
 
 
-def _group_norm(x: Tensor, *rest: Any, **more: Any) -> Any:
-    x = x.contiguous(memory_format=_format_of(x))
-    return torch.ops.aten.native_group_norm.default(x, *rest, **more)
+def _without_gaps(overload: Kernel, count: int) -> Kernel:
+    """An overload whose first `count` inputs are brought into the layout of the last of them."""
 
+    def kernel(*inputs: Tensor, **settings: Attribute) -> Results:
+        layout = _format_of(inputs[count - 1])
+        dense = (value.contiguous(memory_format=layout) for value in inputs[:count])
+        return overload(*dense, *inputs[count:], **settings)
 
-def _group_norm_backward(cotangent: Tensor, x: Tensor, *rest: Any, **more: Any) -> Any:
-    layout = _format_of(x)
-    tensors = cotangent.contiguous(memory_format=layout), x.contiguous(memory_format=layout)
-    return torch.ops.aten.native_group_norm_backward.default(*tensors, *rest, **more)
+    return kernel
 
 
 def _format_of(x: Tensor) -> torch.memory_format:
@@ -199,5 +198,6 @@ def _format_of(x: Tensor) -> torch.memory_format:
 # torch's own kernels need inputs without gaps: the forward raises an error for others, the backward
 # gives wrong numbers. `torch.group_norm` copies such inputs first, which no trace shows.
 for _device in ("cpu", "cuda"):
-    KERNELS["aten.native_group_norm", _device] = _group_norm
-    KERNELS["aten.native_group_norm_backward", _device] = _group_norm_backward
+    for _name, _count in (("native_group_norm", 1), ("native_group_norm_backward", 2)):
+        _overload = getattr(torch.ops.aten, _name).default
+        KERNELS[f"aten.{_name}", _device] = _without_gaps(_overload, _count)

@@ -35,13 +35,13 @@ _SMALL = 20480
 
 def can_pack(op: Op, blobs: Mapping[str, Blob]) -> tuple[str, str] | None:
     """The filters that an op could read packed, and the layout they would have."""
-    place = _FILTERS.get(op.kind)
-    if place is None or device_of(op.location).type != "cpu":
+    index = _FILTERS.get(op.kind)
+    if index is None or device_of(op.location).type != "cpu":
         return None
     is_available: Callable[[], bool] = torch.backends.mkldnn.is_available
     if not (is_available() and torch.backends.mkldnn.enabled):
         return None
-    images, weight = blobs[op.inputs[0]], blobs[op.inputs[place]]
+    images, weight = blobs[op.inputs[0]], blobs[op.inputs[index]]
     filters = weight.shape
     if filters is None or images.shape is None or len(filters) != 4 or not weight.layout:
         return None
@@ -62,8 +62,7 @@ def can_pack(op: Op, blobs: Mapping[str, Blob]) -> tuple[str, str] | None:
 
 def pack(op: Op, blobs: Mapping[str, Blob], filters: Tensor) -> Tensor:
     """The packed filters for an op that `can_pack`, and for others with inputs of its shape."""
-    given, settings = blobs[op.inputs[0]].shape, _settings(op, blobs)
-    assert given is not None
+    given, settings = blobs[op.inputs[0]].sizes, _settings(op, blobs)
     if op.kind != "aten.convolution":
         turned = filters.flip(2, 3) if filters.shape[2:] != (1, 1) else filters
         filters = turned.transpose(0, 1).contiguous(memory_format=torch.channels_last)
@@ -75,10 +74,10 @@ def pack(op: Op, blobs: Mapping[str, Blob], filters: Tensor) -> Tensor:
 
 def with_packed(op: Op, blobs: Mapping[str, Blob]) -> Op:
     """The op that runs instead of one whose filters are packed; for others the op itself."""
-    place = _FILTERS.get(op.kind)
-    if place is None or blobs[op.inputs[place]].layout not in (PACKED, TURNED):
+    index = _FILTERS.get(op.kind)
+    if index is None or blobs[op.inputs[index]].layout not in (PACKED, TURNED):
         return op
-    images, filters = op.inputs[0], op.inputs[place]
+    images, filters = op.inputs[0], op.inputs[index]
     more = op.inputs[2:] if op.kind == "aten.convolution" else ()
     absent = {} if more else {"B": None}
     settings: dict[str, Attribute] = {**_settings(op, blobs), **_PLAIN, **absent}
@@ -90,9 +89,7 @@ def _settings(op: Op, blobs: Mapping[str, Blob]) -> dict[str, tuple[int, int]]:
     """Padding, stride and dilation of the convolution that runs."""
     stride, padding = _pair(op, "stride"), _pair(op, "padding")
     if op.kind != "aten.convolution":
-        filters = blobs[op.inputs[2]].shape
-        assert filters is not None
-        padding = _turned_padding(op, filters)
+        padding = _turned_padding(op, blobs[op.inputs[2]].sizes)
     return {"padding": padding, "stride": stride, "dilation": (1, 1)}
 
 

@@ -88,8 +88,7 @@ def pool(
     (8, 3, 4, 4)
     """
     window: dict[str, Attribute] = {"kernel": kernel, "stride": stride, "pad": pad, "ceil": ceil}
-    settings = {"method": method, **window, "count_pad": count_pad}
-    return x.net.apply("Pool", [x], settings, name=name)
+    return x.net.apply("Pool", [x], {"method": method, **window, "count_pad": count_pad}, name=name)
 
 
 @checked

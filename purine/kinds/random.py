@@ -131,8 +131,7 @@ def RandomExponential(
     shared: bool = False,
 ) -> Tensor:
     """Numbers of an exponential distribution; none is 0."""
-    unit = _open_unit(seed, iteration, shape, stream, offset)
-    return (-unit.log() / rate).to(dtype_of(dtype))
+    return (-_open_unit(seed, iteration, shape, stream, offset).log() / rate).to(dtype_of(dtype))
 
 
 @kind(facts=Facts(Precision.WIDE))
@@ -224,10 +223,8 @@ def dropout(x: Var, *, ratio: float = 0.5, name: str | None = None) -> Var:
 def _lower_dropout(emit: Emit, op: Op) -> tuple[str, ...]:
     x, seed, iteration = op.inputs
     blob = emit.blob(x)
-    ratio = op.attributes.get("ratio", 0.5)
-    assert isinstance(ratio, float | int)
-    assert blob.shape is not None
-    settings: dict[str, Attribute] = {"shape": blob.shape, "keep": 1.0 - ratio, "stream": ""}
+    keep = 1.0 - op.number("ratio", 0.5)
+    settings: dict[str, Attribute] = {"shape": blob.sizes, "keep": keep, "stream": ""}
     settings |= {"dtype": blob.dtype, "offset": 0}
     settings |= {key: value for key, value in op.attributes.items() if key != "ratio"}
     (mask,) = emit("RandomMask", [seed, iteration], settings, label="mask")

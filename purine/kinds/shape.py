@@ -59,10 +59,10 @@ def Flatten(x: Tensor, *, axis: int = 1, end: int = -1) -> Tensor:
 @kind(view=True, facts=Facts(Precision.FOLLOW, ShardRule.RESHAPE, SampleRule.RESHAPE_ROWS))
 def Reshape(x: Tensor, *, shape: tuple[int, ...]) -> Tensor:
     """x with another shape: -1 stands for what is left, 0 for the same dimension of x."""
-    for place, extent in enumerate(shape):
-        if extent == 0 and place >= x.ndim:
-            raise ValueError(f"shape has 0 at place {place}, but x has {x.ndim} dimensions")
-    return x.reshape([extent or x.shape[place] for place, extent in enumerate(shape)])
+    for dim, extent in enumerate(shape):
+        if extent == 0 and dim >= x.ndim:
+            raise ValueError(f"shape has 0 at place {dim}, but x has {x.ndim} dimensions")
+    return x.reshape([extent or x.shape[dim] for dim, extent in enumerate(shape)])
 
 
 @kind(view=True, facts=Facts(Precision.FOLLOW, ShardRule.TRANSPOSE, SampleRule.PERMUTE))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from purine.graph import NOTHING, Builder, Graph
+from purine.graph import Builder, Graph
 from purine.lowering.lowered import Lowered
 
 __all__ = ["without_aliases"]
@@ -57,9 +57,7 @@ def _order(graph: Graph, builder: Builder, removed: set[str]) -> set[tuple[str, 
             after[name] = set()
             for following in graph.successors[name]:
                 after[name] |= after[following] if following in removed else {following}
-    producer = {
-        blob: op.name for op in builder.ops.values() for blob in op.outputs if blob != NOTHING
-    }
+    producer = {blob: op.name for op in builder.ops.values() for blob in op.results}
     by_data = {(producer.get(blob), op.name) for op in builder.ops.values() for blob in op.inputs}
     edges = {edge for edge in graph.control if removed.isdisjoint(edge)}
     for name in builder.ops:

@@ -10,17 +10,15 @@ to join them is to look at them as one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
 from purine.analysis.infer import size_in_bytes
-from purine.graph import Builder, Graph, Op
-from purine.kinds.adjoin import ADJOIN
+from purine.graph import Graph, Op
 from purine.registry.facts import Facts, Role
 from purine.registry.fillers import shard_of
 from purine.registry.kind import Attr, Kind, register
 
-__all__ = ["POST", "adjoined", "is_posted", "places_of", "posted"]
+__all__ = ["POST", "is_posted", "places_of", "posted"]
 
 POST = "Post"
 
@@ -68,23 +66,10 @@ def places_of(step: Graph) -> Mapping[str, int]:
     places: dict[str, int] = {}
     end, before = 0, ""
     for name in (*states, *sorted(sources.difference(states))):
-        whole = _whole(step, name)
+        shard = shard_of(step.states[name].filler) if name in step.states else None
+        whole = name if shard is None else shard.of
         if whole != before:
             end = -(-end // _ALIGNMENT) * _ALIGNMENT
         places[name], before = end, whole
         end += size_in_bytes(step.blobs[name])
     return places
-
-
-def _whole(step: Graph, name: str) -> str:
-    """What a blob is a part of: itself for most."""
-    shard = None if name not in step.states else shard_of(step.states[name].filler)
-    return name if shard is None else shard.of
-
-
-def adjoined(builder: Builder, joins: Sequence[str], own: Mapping[str, str]) -> None:
-    """Replace joins of what is on the board; `own` has what this host posts of each blob."""
-    for name in joins:
-        op = builder.ops[name]
-        inputs = tuple(own.get(blob, blob) for blob in op.inputs)
-        builder.ops[name] = replace(op, kind=ADJOIN, inputs=inputs, attributes={})

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -26,7 +25,6 @@ from purine.core import urgency
 from purine.graph import COLLECTIVES, Builder, Graph, Op
 from purine.kinds.average import is_flat
 from purine.lowering.lowered import Lowered
-from purine.lowering.together import collective_of
 from purine.registry.aten import device_of
 from purine.registry.kind import Kernel, Results
 
@@ -48,7 +46,7 @@ def without_collectives(graph: Graph, *, by_nccl: bool | None = None) -> Lowered
     if not collectives:
         return Lowered(graph)
     if by_nccl is None:
-        by_nccl = has_nccl() and not any(map(_between_gpus, graph.ops.values()))
+        by_nccl = has_nccl() and not any(op.attributes.get("gpus") for op in graph.ops.values())
     builder = Builder(graph)
     cards = Cards()
     kernels: dict[str, Kernel] = {}
@@ -56,8 +54,9 @@ def without_collectives(graph: Graph, *, by_nccl: bool | None = None) -> Lowered
     for op in collectives:
         own = device_of(op.location)
         devices = [device_of(graph.blobs[name].location) for name in op.inputs]
-        group = devices[:: _blobs(op)]
-        one_per_replica = devices == [card for card in group for _ in range(_blobs(op))]
+        means = op.whole("groups", 1)
+        group = devices[::means]
+        one_per_replica = devices == [card for card in group for _ in range(means)]
         gpus = len(set(group)) == len(group) and all(card.type == "cuda" for card in group)
         if set(devices) == {own}:
             builder.ops[op.name] = replace(op, kind="Average")
@@ -73,12 +72,6 @@ def _here(graph: Graph, op: Op) -> bool:
     return all(graph.blobs[name].location.host == op.location.host for name in op.inputs)
 
 
-def _between_gpus(op: Op) -> bool:
-    """Whether an op is the part of a host in a collective between GPUs of several."""
-    one = collective_of(op)
-    return one is not None and bool(one.gpus)
-
-
 def _one_order(
     graph: Graph, groups: Mapping[str, Sequence[torch.device]]
 ) -> Iterator[tuple[str, str]]:
@@ -89,11 +82,6 @@ def _one_order(
             if card in last:
                 yield last[card], name
             last[card] = name
-
-
-def _blobs(op: Op) -> int:
-    """How many means an op computes."""
-    return op.whole("groups", 1)
 
 
 class Cards:
@@ -120,8 +108,8 @@ class NcclReduce:
 
     def __init__(self, op: Op, group: Sequence[torch.device], root: int, cards: Cards) -> None:
         self.group, self.root, self.cards = tuple(group), root, cards
-        self.blobs = _blobs(op)
-        self.weights = cast("tuple[float, ...] | None", op.attributes.get("weights"))
+        self.blobs = op.whole("groups", 1)
+        self.weights = op.items("weights") if op.attributes.get("weights") else None
         """The weights of the replicas, where they are not equal."""
 
     def __call__(self, *tensors: Tensor) -> Results:

@@ -17,8 +17,7 @@ _PASSING = frozenset({"copy", "reduce", "update"})
 def early(step: Graph) -> frozenset[str]:
     """The states, and what is computed from them alone."""
     known = set(step.states)
-    for name in step.order:
-        op = step.ops[name]
+    for op in step.in_order:
         if op.kind != "Data" and known.issuperset(op.inputs):
             known.update(op.outputs)
     return frozenset(known)
@@ -33,8 +32,8 @@ def deadlines(step: Graph, *, hop: int) -> dict[str, int]:
     as long as what waits for them. A transfer between hosts takes the time of `hop`
     ops.
     """
-    place = {name: index for index, name in enumerate(step.order)}
-    count, never, given = len(place), 2 * len(place), early(step)
+    turn = {name: index for index, name in enumerate(step.order)}
+    count, never, given = len(turn), 2 * len(turn), early(step)
     needed: dict[str, int] = {}
     for _ in range(2):  # the second time with what the next iteration needs of the states
         following = {
@@ -43,13 +42,12 @@ def deadlines(step: Graph, *, hop: int) -> dict[str, int]:
             if needed.get(name, never) < count and state.next != name
         }
         needed = {}
-        for name in reversed(step.order):
-            op = step.ops[name]
-            results = (min(needed.get(b, never), following.get(b, never)) for b in op.outputs if b)
+        for op in reversed(step.in_order):
+            results = (min(needed.get(b, never), following.get(b, never)) for b in op.results)
             when = min(results, default=never)
             passing = origin_of(op).role in _PASSING or given.issuperset(op.inputs)
             if not passing and op.kind != "Copy":
-                when = place[name]
+                when = turn[op.name]
             elif op.kind == "Copy" and step.blobs[op.inputs[0]].location.host != op.location.host:
                 when -= hop
             for blob in op.inputs:

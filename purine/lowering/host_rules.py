@@ -8,6 +8,7 @@ op waits for itself through other hosts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 
 from purine.errors import GraphError
 from purine.graph import Graph, Op
@@ -19,6 +20,7 @@ __all__ = ["ends_of_channels", "host_problems", "problems_of_parts"]
 
 _Key = tuple[str, str, int]
 """The host that sends, the one that receives, and the number of the channel between them."""
+_ONE_STEP = "lower the parts of all hosts from one step"
 
 
 def host_problems(step: Graph) -> list[GraphError]:
@@ -82,27 +84,21 @@ def _channel_problems(
     source, target, number = key
     what = f"channel {number} from host {source!r} to host {target!r}"
     if len(puts) != 1 or len(arrivals) != 1:
+        what += f" has {len(puts)} puts and {len(arrivals)} arrivals"
         at_source = ", ".join(f"put {put.op!r}" for put in puts) or "no put"
         at_target = ", ".join(f"arrival {arrival.op!r}" for arrival in arrivals) or "no arrival"
-        yield GraphError(
-            f"{what} has {len(puts)} puts and {len(arrivals)} arrivals",
-            expected="one put and one arrival",
-            found=f"{at_source} at {source!r}, {at_target} at {target!r}",
-            remedy="lower the parts of all hosts from one step",
-            op=(*puts, *arrivals)[0].op,
-        )
+        found = f"{at_source} at {source!r}, {at_target} at {target!r}"
+        op = (*puts, *arrivals)[0].op
+        yield GraphError(what, "one put and one arrival", found, _ONE_STEP, op=op)
         return
     (put,), (arrival,) = puts, arrivals
     sent, received = _form(put), _form(arrival)
     if sent != received:
-        yield GraphError(
-            f"{what} has ends of different forms",
-            expected=f"{received}, as arrival {arrival.op!r} at {target!r} has",
-            found=f"{sent}, as put {put.op!r} at {source!r} has",
-            remedy="give the blobs on both sides of a copy one shape, dtype and layout",
-            op=put.op,
-            blob=None if put.blob is None else put.blob.name,
-        )
+        what += " has ends of different forms"
+        expected = f"{received}, as arrival {arrival.op!r} at {target!r} has"
+        found = f"{sent}, as put {put.op!r} at {source!r} has"
+        remedy = "give the blobs on both sides of a copy one shape, dtype and layout"
+        yield GraphError(what, expected, found, remedy, op=put.op, blob=put.blob and put.blob.name)
 
 
 def _form(channel: Channel) -> str:
@@ -110,7 +106,7 @@ def _form(channel: Channel) -> str:
     blob = channel.blob
     if blob is None:
         return "no value"
-    return " ".join([blob.dtype, str(list(blob.shape or ())), *([blob.layout] * bool(blob.layout))])
+    return " ".join(filter(None, (blob.dtype, str(list(blob.shape or ())), blob.layout)))
 
 
 def _order_problems(parts: Mapping[str, Graph]) -> Iterator[GraphError]:
@@ -121,45 +117,29 @@ def _order_problems(parts: Mapping[str, Graph]) -> Iterator[GraphError]:
         calls = [(one, op) for op in part.ops.values() if (one := collective_of(op)) is not None]
         last: dict[Group, str] = {}
         for one, op in sorted(calls, key=lambda call: call[0].number):
-            known.setdefault(one.group, {}).setdefault(host, []).append(
-                (_call(part, one, op), op.name)
-            )
+            call = _call(part, one, op), op.name
+            known.setdefault(one.group, {}).setdefault(host, []).append(call)
             before = last.get(one.order)
             if before is not None and op.name not in part.successors[before]:
-                yield GraphError(
-                    f"nothing orders collectives {before!r} and {op.name!r} of host {host!r}",
-                    expected="a control edge between two that follow each other",
-                    found="none",
-                    remedy="lower the parts of all hosts from one step",
-                    op=op,
-                )
+                what = f"nothing orders collectives {before!r} and {op.name!r} of host {host!r}"
+                expected = "a control edge between two that follow each other"
+                yield GraphError(what, expected, "none", _ONE_STEP, op=op)
             last[one.order] = op.name
     for group, orders in known.items():
         first = orders.get(group.hosts[0], [])
         for host in group.hosts:
             own = orders.get(host, [])
-            if [call for call, _ in own] != [call for call, _ in first]:
-                places = range(max(len(own), len(first)))
-                at = next(k for k in places if _calls(own, k) != _calls(first, k))
-                theirs, its = (_calls(order, at) or "none" for order in (first, own))
-                waits = [
-                    f"{name}/{order[at][1]}"
-                    for name, order in ((group.hosts[0], first), (host, own))
-                    if at < len(order)
-                ]
-                yield GraphError(
-                    f"hosts {group.hosts[0]!r} and {host!r} differ in collective {at} "
-                    f"of {group.kind or 'GPUs'}: they wait for each other in "
-                    f"{' -> '.join([*waits, waits[0]])}",
-                    expected=f"{theirs}, as {group.hosts[0]!r} has",
-                    found=f"{its}, as {host!r} has",
-                    remedy="lower the parts of all hosts from one step",
-                )
-
-
-def _calls(order: Sequence[tuple[str, str]], at: int) -> str | None:
-    """The collective at a place of an order, if it has as many."""
-    return order[at][0] if at < len(order) else None
+            for at, (theirs, its) in enumerate(zip_longest(first, own, fillvalue=("none", ""))):
+                if theirs[0] == its[0]:
+                    continue
+                ends = (group.hosts[0], theirs[1]), (host, its[1])
+                waits = [f"{name}/{op}" for name, op in ends if op]
+                what = f"hosts {group.hosts[0]!r} and {host!r} differ in collective {at} of "
+                what += f"{group.kind or 'GPUs'}: they wait for each other in "
+                what += " -> ".join([*waits, waits[0]])
+                expected = f"{theirs[0]}, as {group.hosts[0]!r} has"
+                yield GraphError(what, expected, f"{its[0]}, as {host!r} has", _ONE_STEP)
+                break
 
 
 def _call(part: Graph, one: Collective, op: Op) -> str:
@@ -179,10 +159,7 @@ def _cycles(
     if members:
         cycle = waits.text(members)
         host, op = waits.of[members[0]]
-        yield GraphError(
-            f"hosts wait for each other in a cycle: {cycle}",
-            expected="ops of all hosts that can run one after the other",
-            found=cycle,
-            remedy="remove one of these edges, or carry a value to the next iteration with a state",
-            op=parts[host].ops[op],
-        )
+        expected = "ops of all hosts that can run one after the other"
+        remedy = "remove one of these edges, or carry a value to the next iteration with a state"
+        what = f"hosts wait for each other in a cycle: {cycle}"
+        yield GraphError(what, expected, cycle, remedy, op=parts[host].ops[op])

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from purine.analysis.clockwork import clockwork
 from purine.analysis.infer import size_in_bytes
 from purine.errors import ConfigError
 from purine.graph import Attribute, Blob, Builder, Graph, Location, Op, Origin
 from purine.graph.names import copied_from, origin_of, result_of
-from purine.lowering.board import POST, adjoined, is_posted, places_of, posted
+from purine.kinds.adjoin import ADJOIN
+from purine.lowering.board import POST, is_posted, places_of, posted
 from purine.lowering.deadlines import SPAN, deadlines, early
 from purine.lowering.parcels import in_parcels
 from purine.lowering.together import (
@@ -35,6 +35,7 @@ from purine.lowering.together import (
 )
 from purine.nearest import unknown_name
 from purine.placement.devices import shares_memory
+from purine.registry.clock import clockwork
 from purine.registry.facts import Facts, Role
 from purine.registry.kind import Attr, Kind, register
 
@@ -138,18 +139,18 @@ def channels_of(part: Graph, host: str) -> tuple[tuple[Channel, ...], tuple[Chan
             continue
         names = op.outputs if op.kind == "Arrival" else op.inputs
         blob = part.blobs[names[0]] if names else None
-        place = op.whole("board") if "board" in op.attributes else None
+        byte = op.whole("board") if "board" in op.attributes else None
         if op.kind == POST:
             when = op.whole("deadline")
             ends = zip(op.items("peers"), op.items("channels"), strict=True)
-            outgoing += [Channel(host, peer, k, op.name, blob, when, place) for peer, k in ends]
+            outgoing += [Channel(host, peer, k, op.name, blob, when, byte) for peer, k in ends]
             continue
         peer, number = op.attributes["peer"], op.whole("channel")
         assert isinstance(peer, str)
         if op.kind == "Put":
             outgoing.append(Channel(host, peer, number, op.name, blob, op.whole("deadline")))
         else:
-            incoming.append(Channel(peer, host, number, op.name, blob, board=place))
+            incoming.append(Channel(peer, host, number, op.name, blob, board=byte))
     return tuple(incoming), tuple(outgoing)
 
 
@@ -160,8 +161,7 @@ class _Part:
         self.step, self.host, self.hosts = step, host, hosts
         self.clockwork = clockwork(step)
         self.deadlines = deadlines(step, hop=len(step.ops) // _HOP)
-        needed = deadlines(step, hop=0)
-        self.later = {blob for blob, when in needed.items() if when >= SPAN}
+        self.later = {blob for blob, when in deadlines(step, hop=0).items() if when >= SPAN}
         """The blobs that are not needed before the next iteration."""
         self.collectives = collectives_of(step, self.clockwork)
         self.places = places_of(step)
@@ -204,8 +204,7 @@ class _Part:
     def _add(self, op: Op) -> None:
         """Add an op. A copy of what this host computes for itself reads it here."""
         (source, *_) = op.inputs or ("",)
-        far = op.kind == "Copy" and self.step.blobs[source].location.host != self.host
-        if far:
+        if op.kind == "Copy" and self.step.blobs[source].location.host != self.host:
             location = self._computed(source, self._devices(self.host)[0])
             settings = {"alias": True} if shares_memory(location, op.location) else {}
             op = replace(op, attributes=settings)
@@ -236,17 +235,13 @@ class _Part:
         """What crosses between hosts in a step, in its order, and has an end at this host."""
         step, together = self.step, {name for one in self.collectives for name in one.copies}
         for op in step.ops.values():
-            if op.kind != "Copy":
+            if op.kind != "Copy" or op.name in together or op.inputs[0] in self.clockwork:
                 continue
             source, target = step.blobs[op.inputs[0]], step.blobs[op.outputs[0]]
-            if source.location.host == target.location.host or source.name in self.clockwork:
-                continue
-            if op.name in together:
-                continue
-            if self.host in (source.location.host, target.location.host):
-                place = self.places[source.name] if is_posted(op) else None
-                ends = source.location, target.location
-                yield _Transfer(op.name, *ends, source.name, target, board=place)
+            ends = source.location, target.location
+            if ends[0].host != ends[1].host and self.host in (ends[0].host, ends[1].host):
+                byte = self.places[source.name] if is_posted(op) else None
+                yield _Transfer(op.name, *ends, source.name, target, board=byte)
         for name in step.outputs:
             blob = step.blobs[name]
             sent = blob.shape == () and name not in self.clockwork
@@ -254,7 +249,7 @@ class _Part:
             for other in self.hosts if sent and not spread else ():
                 home = blob.location
                 if other != home.host and self.host in (other, home.host):
-                    device = next(at for at in self._devices(other))
+                    device = self._devices(other)[0]
                     copy = replace(blob, name=result_of(name, other), location=device)
                     yield _Transfer(copy.name, home, device, name, copy)
         for before, after in sorted(step.control):
@@ -425,12 +420,10 @@ class _Part:
         builder = self.builder
         here = {o.outputs[0] for o in builder.ops.values() if o.attributes.get("board") is not None}
         own = {blob: posted(blob) for blob in posts}
-        joins = [
-            op.name
-            for op in builder.ops.values()
-            if op.kind == "aten.cat" and here.issuperset(own.get(name, name) for name in op.inputs)
-        ]
-        adjoined(builder, joins, own)
+        for op in list(builder.ops.values()):
+            inputs = tuple(own.get(name, name) for name in op.inputs)
+            if op.kind == "aten.cat" and here.issuperset(inputs):
+                builder.ops[op.name] = replace(op, kind=ADJOIN, inputs=inputs, attributes={})
 
     def _add_collective(self, one: Collective) -> str:
         """Add the part of this host in a collective, and return its name."""
@@ -460,14 +453,13 @@ class _Part:
 def _at_one_host(step: Graph, given: Collection[str]) -> set[str]:
     """Those of the `given` blobs whose ops wait for no other host."""
     behind: set[str] = set()
-    for name in step.order:
-        op = step.ops[name]
+    for op in step.in_order:
+        host, after = op.location.host, step.successors[op.name]
         reads = step.blobs[op.inputs[0]].location if op.kind == "Copy" else op.location
-        if name in behind or reads.host != op.location.host:
-            behind.update(step.successors[name], [name])
+        if op.name in behind or reads.host != host:
+            behind.update(after, [op.name])
         else:
-            host = op.location.host
-            behind.update(n for n in step.successors[name] if step.ops[n].location.host != host)
+            behind.update(name for name in after if step.ops[name].location.host != host)
     makers = ((blob, step.producers.get(blob)) for blob in given)
     return {blob for blob, maker in makers if maker is None or maker.name not in behind}
 

@@ -35,7 +35,9 @@ def with_packed_filters(graph: Graph) -> Lowered:
     readers: dict[tuple[Location, str, str, object], list[Op]] = {}
     for op in graph.ops.values():
         packable = can_pack(op, graph.blobs)
-        if packable is not None and _contiguous_bias(op, graph):
+        # The library takes a bias for contiguous without a look. A state is; a view may not be.
+        plain = op.kind != "aten.convolution" or graph.states.keys() >= set(op.inputs[2:])
+        if packable is not None and plain:
             name, layout = packable
             form = graph.blobs[op.inputs[0]].shape, tuple(sorted(op.attributes.items()))
             readers.setdefault((op.location, name, layout, form), []).append(op)
@@ -55,11 +57,3 @@ def with_packed_filters(graph: Graph) -> Lowered:
             inputs = tuple(packed if read == name else read for read in op.inputs)
             builder.ops[op.name] = replace(op, inputs=inputs)
     return Lowered(builder.graph() if kernels else graph, kernels)
-
-
-def _contiguous_bias(op: Op, graph: Graph) -> bool:
-    """Whether the bias, if there is one, is contiguous, as the library expects without checking.
-
-    A state is contiguous. A view may not be.
-    """
-    return op.kind != "aten.convolution" or graph.states.keys() >= set(op.inputs[2:])

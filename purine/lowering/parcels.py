@@ -105,5 +105,4 @@ def _add(builder: Builder, copies: Sequence[Op]) -> None:
         settle: dict[str, Attribute] = {"dim": 0}
         builder.op(join, "aten.cat", reads, [sent], settle, location=near, lane=_LANE, origin=of)
     builder.add(replace(copies[0], name=name, inputs=(sent,), outputs=(name,), where=None))
-    split = f"{name}/split"
-    builder.op(split, kind, [name], writes, settings, location=far, lane=_LANE, origin=of)
+    builder.op(f"{name}/split", kind, [name], writes, settings, location=far, lane=_LANE, origin=of)

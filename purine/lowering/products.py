@@ -49,14 +49,11 @@ class _Product:
 
     def compute(self, one: Tensor, other: Tensor) -> Tensor:
         shape = one.shape[0], other.shape[1]
-        storage = next((kept for kept in self.kept if _is_free(kept)), None)
+        # Memory is free where the list alone holds it.
+        uses = torch._C._storage_Use_Count
+        storage = next((kept for kept in self.kept if uses(kept._cdata) == 1), None)
         if storage is None:
             storage = torch.empty(math.prod(shape), dtype=one.dtype).untyped_storage()
             self.kept.append(storage)
         out = torch.empty(0, dtype=one.dtype).set_(storage, 0, shape, (shape[1], 1))
         return torch.mm(one, other, out=out)
-
-
-def _is_free(storage: torch.UntypedStorage) -> bool:
-    """Whether no tensor uses this memory: the list alone holds it."""
-    return int(torch._C._storage_Use_Count(storage._cdata)) == 1

@@ -7,7 +7,6 @@ collectives in one order. And no device needs more memory than it has.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -57,19 +56,14 @@ def prove(step: Graph, *, memory: int | None = None, credit: int = 3) -> Proof:
         peaks |= {at: size for at, size in lowered.peak_memory().items() if at.host == host}
     for error in problems_of_parts(parts, credit=credit):
         raise error
-    for location, size in peaks.items() if memory is not None else ():
+    for location, size in peaks.items():
         if memory is not None and size > memory:
-            raise ConfigError(
-                f"the step does not fit into the memory of {location}",
-                location=str(location),
-                expected=f"at most {memory / 1e6:,.1f} MB",
-                found=f"{size / 1e6:,.1f} MB at the peak of an iteration",
-                remedy="use more devices or micro-batches, or recompute blocks of the net",
-            )
-    orders: dict[object, int] = defaultdict(int)
-    for part in parts.values():
-        for op in part.ops.values():
-            if (one := collective_of(op)) is not None:
-                orders[one.order] += 1
+            what = f"the step does not fit into the memory of {location}"
+            expected = f"at most {memory / 1e6:,.1f} MB"
+            found = f"{size / 1e6:,.1f} MB at the peak of an iteration"
+            remedy = "use more devices or micro-batches, or recompute blocks of the net"
+            raise ConfigError(what, expected, found, remedy, location=str(location))
+    calls = (collective_of(op) for part in parts.values() for op in part.ops.values())
+    orders = {one.order for one in calls if one is not None}
     waits = waits_of(parts, ends_of_channels(parts), credit=credit)
     return Proof(len(parts), waits.counts, len(orders), peaks)

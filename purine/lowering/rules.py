@@ -92,10 +92,9 @@ def lowering_problems(
 def _other_interface(graph: Graph, before: Graph) -> Iterator[GraphError]:
     """Inputs, states and outputs of a graph stay as they were."""
     for what in ("inputs", "states", "outputs"):
-        expected, found = set(getattr(before, what)), set(getattr(graph, what))
-        if expected != found:
-            names = ", ".join(sorted(expected ^ found))
-            yield GraphError(f"the {what} of the graph have changed: {names}")
+        changed = set(getattr(before, what)) ^ set(getattr(graph, what))
+        if changed:
+            yield GraphError(f"the {what} of the graph have changed: {', '.join(sorted(changed))}")
 
 
 def _changed(graph: Graph, before: Graph) -> dict[str, Op]:

@@ -112,14 +112,13 @@ def _arriving(graph: Graph, apart: Set[str]) -> set[str]:
     }
     waiting: set[str] = set()
     read: set[tuple[Station, str]] = set()
-    for name in graph.order:
-        op = graph.ops[name]
-        if name in apart or op.kind == "Arrival":
-            late.update(blob for blob in op.outputs if blob and _is_large(graph, blob))
+    for op in graph.in_order:
+        if op.name in apart or op.kind == "Arrival":
+            late.update(blob for blob in op.results if _is_large(graph, blob))
         elif computes(op.lane):
             inputs = {((op.location, op.lane), blob) for blob in late.intersection(op.inputs)}
             if inputs - read:
-                waiting.add(name)
+                waiting.add(op.name)
             read |= inputs
             if op.inputs and late.issuperset(op.inputs):
                 late.update(op.outputs)
@@ -130,13 +129,12 @@ def _leaving(graph: Graph) -> set[str]:
     """Compute ops whose results go to another host, directly or through ops beside them."""
     leaving: set[str] = set()
     sent: set[str] = set()
-    for name in reversed(graph.order):
-        op = graph.ops[name]
+    for op in reversed(graph.in_order):
         if op.kind in ("Put", POST):
             sent.update(blob for blob in op.inputs if _is_large(graph, blob))
         elif not sent.isdisjoint(op.outputs):
             if computes(op.lane):
-                leaving.add(name)
+                leaving.add(op.name)
             else:
                 sent.update(op.inputs)
     return leaving
@@ -148,13 +146,12 @@ def _behind_arrivals(graph: Graph) -> set[str]:
     In one segment they would wait for the last of these values.
     """
     behind: set[str] = set()
-    for name in graph.order:
-        op = graph.ops[name]
-        for blob in op.inputs:
+    for op in graph.in_order:
+        for blob in op.inputs if not computes(op.lane) else ():
             maker = graph.producers.get(blob)
             late = maker is not None and (maker.kind in _ARRIVING or maker.name in behind)
-            if late and _is_large(graph, blob) and not computes(op.lane):
-                behind.add(name)
+            if late and _is_large(graph, blob):
+                behind.add(op.name)
     return behind
 
 
@@ -165,10 +162,9 @@ def _awaiting_puts(graph: Graph) -> dict[str, int]:
     put wait for more arrivals than before. Otherwise two hosts could each have a segment that waits
     for a value of the other's, though no op does.
     """
-    behind: set[str] = set()
-    for name in graph.order:
-        if graph.ops[name].kind in _ARRIVING or name in behind:
-            behind.update(graph.successors[name])
+    arriving = [name for name, op in graph.ops.items() if op.kind in _ARRIVING]
+    after = chain.from_iterable(graph.successors[name] for name in arriving)
+    behind = graph.behind(after)
     puts: dict[str, int] = {}
     for number, name in enumerate(reversed(graph.order) if behind else ()):
         own = 1 << number if graph.ops[name].kind in _SENDING else 0

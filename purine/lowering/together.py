@@ -132,20 +132,20 @@ def collectives_of(step: Graph, clockwork: Collection[str] = ()) -> tuple[Collec
     reduces = {op.name: op for op in together if len(_hosts(step, op)) > 1}
     if not reduces:
         return ()
-    place = {name: index for index, name in enumerate(in_depth(step))}
-    found = []
-    for op in sorted(reduces.values(), key=lambda op: place[op.name]):
+    turn = {name: index for index, name in enumerate(in_depth(step))}
+    reductions = []
+    for op in sorted(reduces.values(), key=lambda op: turn[op.name]):
         _refuse(step, op)
         hosts, gpus = _members(step.blobs[name].location for name in op.inputs)
-        found.append(Collective(REDUCE, op.name, op.location.host, hosts, 0, gpus=gpus))
-    found = [*_broadcasts(step, found, place, clockwork), *found]
+        reductions.append(Collective(REDUCE, op.name, op.location.host, hosts, 0, gpus=gpus))
+    every = [*_broadcasts(step, reductions, turn, clockwork), *reductions]
     # Between GPUs a broadcast has its turn before the reductions of its iteration. Elsewhere kinds
     # have an order each.
-    return tuple(_numbered(sorted(found, key=lambda one: not one.gpus and one.kind == BROADCAST)))
+    return tuple(_numbered(sorted(every, key=lambda one: not one.gpus and one.kind == BROADCAST)))
 
 
 def _broadcasts(
-    step: Graph, reduces: Collection[Collective], place: dict[str, int], clockwork: Collection[str]
+    step: Graph, reduces: Collection[Collective], turn: dict[str, int], clockwork: Collection[str]
 ) -> Iterator[Collective]:
     """The broadcasts of states between the members of reductions, those updated early first.
 
@@ -156,7 +156,7 @@ def _broadcasts(
 
     def updated(state: str) -> tuple[int, str]:
         maker = step.producers.get(step.states[state].next)
-        return (-1 if maker is None else place[maker.name]), state
+        return (-1 if maker is None else turn[maker.name]), state
 
     for name in sorted(step.states, key=updated):
         root = step.blobs[name].location
@@ -210,15 +210,11 @@ def _refuse(step: Graph, op: Op) -> None:
     one_each = len(set(places)) == len(hosts) and len(places) == len(hosts) * op.whole("groups", 1)
     if one_each and len(set(map(is_cpu, places))) == 1 and op.location in places:
         return
-    found = ", ".join(map(str, dict.fromkeys(places)))
-    raise GraphError(
-        f"op {op.name!r} at {op.location} is no reduction between hosts",
-        expected="one part from each host, all from GPUs or all from CPU devices, one of them the "
-        "device of the op",
-        found=f"parts from {found}",
-        remedy="use topology 'sharded'",
-        op=op,
-    )
+    what = f"op {op.name!r} at {op.location} is no reduction between hosts"
+    expected = "one part from each host, all from GPUs or all from CPU devices, one of them the "
+    expected += "device of the op"
+    found = f"parts from {', '.join(map(str, dict.fromkeys(places)))}"
+    raise GraphError(what, expected, found, "use topology 'sharded'", op=op)
 
 
 def groups_of(step: Graph) -> tuple[Group, ...]:
@@ -232,11 +228,5 @@ def collective_of(op: Op) -> Collective | None:
         return None
     root = op.attributes["root"]
     assert isinstance(root, str)
-    hosts, gpus = _texts(op, "hosts"), _texts(op, "gpus")
+    hosts, gpus = op.items("hosts"), op.items("gpus")
     return Collective(op.kind, op.name, root, hosts, op.whole("number"), gpus=gpus)
-
-
-def _texts(op: Op, name: str) -> tuple[str, ...]:
-    texts = op.attributes.get(name, ())
-    assert isinstance(texts, tuple)
-    return tuple(text for text in texts if isinstance(text, str))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from purine.graph import Graph, Op
 from purine.graph.verify import find_cycle
@@ -92,7 +93,8 @@ def waits_of(
     for host, part in parts.items():
         node = {name: _node(host, op) for name, op in part.ops.items()}
         for name, op in part.ops.items():
-            _add(ops, of, node[name], op, (host, name))
+            ops[node[name]] = replace(op, name=node[name], inputs=(), outputs=())
+            of.setdefault(node[name], (host, name))
             edges |= {(node[name], node[after]) for after in part.successors[name]}
             counts["data and control"] += len(part.successors[name])
             counts["collectives"] += collective_of(op) is not None
@@ -108,24 +110,14 @@ def waits_of(
         if slots < 1:
             done = [_node(target, parts[target].ops[name]) for name in _ends_of(parts[target])[1]]
             _behind(why, done, [pair[0]], f"slot at {target}")
-    graph = Graph(ops=ops, control=frozenset(edges | why.keys()))
-    return Waits(graph, parts, why, of, counts)
-
-
-def _add(
-    ops: dict[str, Op], of: dict[str, tuple[str, str]], node: str, op: Op, place: tuple[str, str]
-) -> None:
-    ops[node] = replace(op, name=node, inputs=(), outputs=())
-    of.setdefault(node, place)
+    return Waits(Graph(ops=ops, control=frozenset(edges | why.keys())), parts, why, of, counts)
 
 
 def _ends_of(part: Graph) -> tuple[list[str], list[str]]:
     """The ops of a part that wait for none of their iteration, and those that none waits for."""
-    later = {after for names in part.successors.values() for after in names}
-    return (
-        [name for name in part.ops if name not in later],
-        [name for name in part.ops if not part.successors[name]],
-    )
+    later = set(chain.from_iterable(part.successors.values()))
+    first = [name for name in part.ops if name not in later]
+    return first, [name for name in part.ops if not part.successors[name]]
 
 
 def _behind(why: dict[tuple[str, str], str], done: list[str], held: list[str], what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from purine.graph import NOTHING, Graph
+from purine.graph import Graph
 
 __all__ = ["alone", "has_workers", "here", "worker_parts"]
 
@@ -28,27 +28,16 @@ def worker_parts(graph: Graph) -> Mapping[int, Graph]:
     numbers = sorted({op.worker for op in graph.ops.values()})
     used = {number: set[str]() for number in numbers}
     for op in graph.ops.values():
-        used[op.worker].update(name for name in (*op.inputs, *op.outputs) if name != NOTHING)
+        used[op.worker].update((*op.inputs, *op.results))
     everywhere = set().union(*used.values())
     parts = {}
-    for number in numbers:
-        blobs = used[number]
-        states = {
-            name: state
-            for name, state in graph.states.items()
-            if not blobs.isdisjoint((name, state.next))
-            or (number == numbers[0] and everywhere.isdisjoint((name, state.next)))
-        }
-        blobs |= {blob for name, state in states.items() for blob in (name, state.next)}
+    for number, blobs in used.items():
+        for ends in ({name, state.next} for name, state in graph.states.items()):
+            unused = number == numbers[0] and everywhere.isdisjoint(ends)
+            if unused or not blobs.isdisjoint(ends):
+                blobs |= ends
         ops = {name: op for name, op in graph.ops.items() if op.worker == number}
-        parts[number] = replace(
-            graph,
-            blobs={name: blob for name, blob in graph.blobs.items() if name in blobs},
-            ops=ops,
-            states=states,
-            control=frozenset(edge for edge in graph.control if edge[0] in ops and edge[1] in ops),
-            outputs=tuple(name for name in graph.outputs if name in blobs),
-        )
+        parts[number] = graph.only(blobs, ops)
     return parts
 
 
@@ -60,13 +49,6 @@ def alone(part: Graph) -> Graph:
 
 def here(graph: Graph, host: str) -> Graph:
     """What is on one host of a graph with workers on several, without ends of transfers."""
-    blobs = {name: blob for name, blob in graph.blobs.items() if blob.location.host == host}
+    blobs = {name for name, blob in graph.blobs.items() if blob.location.host == host}
     ops = {name: op for name, op in graph.ops.items() if op.location.host == host}
-    return replace(
-        graph,
-        blobs=blobs,
-        ops=ops,
-        states={name: state for name, state in graph.states.items() if name in blobs},
-        control=frozenset(edge for edge in graph.control if ops.keys() >= set(edge)),
-        outputs=tuple(name for name in graph.outputs if name in blobs),
-    )
+    return graph.only(blobs, ops)

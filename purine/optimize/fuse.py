@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from purine.analysis.cost import PROFILE, cost
 from purine.analysis.infer import families, size_in_bytes
 from purine.arguments import at_least, checked
-from purine.graph import COLLECTIVES, NOTHING, Builder, Graph, Location, Op
+from purine.graph import COLLECTIVES, Builder, Graph, Location, Op
 from purine.graph.nodes import LAST
 from purine.kinds.fused import FUSED, fused_op
 from purine.registry.lookup import lookup
@@ -74,7 +74,7 @@ def boundary(
 ) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]]:
     """What some ops read from others, those of their results that others read, and the rest."""
     names = {op.name for op in ops}
-    results = [blob for op in ops for blob in op.outputs if blob != NOTHING]
+    results = [blob for op in ops for blob in op.results]
     inside = frozenset(results)
     inputs = dict.fromkeys(blob for op in ops for blob in op.inputs if blob not in inside)
     asked = {*graph.outputs, *(state.next for state in graph.states.values())}
@@ -92,10 +92,9 @@ def _pieces(
     """The ops of each lane by rank, those with the most crossings behind them first."""
     groups: dict[tuple[int, Location, str], list[Op]] = {}
     ranks = _ranks(graph, devices)
-    for name in graph.order:
-        op = graph.ops[name]
+    for op in graph.in_order:
         if _fits(graph, op, devices):
-            groups.setdefault((-ranks[name], op.location, op.lane), []).append(op)
+            groups.setdefault((-ranks[op.name], op.location, op.lane), []).append(op)
     parts = [part for key in sorted(groups) for part in _split(graph, groups[key], pieces)]
     if bucket is not None:
         parts = [piece for part in parts for piece in _by_bytes(graph, part, bucket)]
@@ -104,15 +103,14 @@ def _pieces(
 
 def _ranks(graph: Graph, devices: Sequence[str] | None) -> dict[str, int]:
     ranks: dict[str, int] = {}
-    for name in reversed(graph.order):
-        op = graph.ops[name]
+    for op in reversed(graph.in_order):
         behind = [0]
-        for following in graph.successors[name]:
+        for following in graph.successors[op.name]:
             other = graph.ops[following]
             same_lane = (op.location, op.lane) == (other.location, other.lane)
             together = same_lane and _fits(graph, op, devices) and _fits(graph, other, devices)
             behind.append(ranks[following] + (not together))
-        ranks[name] = max(behind)
+        ranks[op.name] = max(behind)
     return ranks
 
 
@@ -159,7 +157,7 @@ def _by_bytes(graph: Graph, ops: Sequence[Op], bucket: int) -> list[list[Op]]:
             if maker is not None and maker.name not in inside:
                 come.add(blob)
                 crossed += size_in_bytes(graph.blobs[blob])
-        for blob in op.outputs:
-            if blob != NOTHING and any(u.name not in inside for u in graph.consumers[blob]):
+        for blob in op.results:
+            if any(user.name not in inside for user in graph.consumers[blob]):
                 crossed += size_in_bytes(graph.blobs[blob])
     return parts

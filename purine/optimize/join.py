@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from purine.analysis.infer import complete, spec_of
+from purine.analysis.infer import complete
 from purine.arguments import checked
 from purine.graph import Attribute, Builder, Graph, Op
 from purine.registry.facts import Role
@@ -40,18 +40,17 @@ def _siblings(net: Graph) -> Iterator[list[Op]]:
     """Convolutions that differ in their filters alone."""
     groups: dict[tuple[object, ...], list[Op]] = {}
     ordered = {name for edge in net.control for name in edge}
-    for name in net.order:
-        op = net.ops[name]
+    for op in net.in_order:
         if lookup(op).facts.role is not Role.CONVOLUTION or op.attributes.get("groups", 1) != 1:
             continue
         if op.attributes.get("transposed") or any(i not in net.states for i in op.inputs[1:]):
             continue
         if len(net.blobs[op.outputs[0]].shape or ()) != 4 or op.name in ordered:
             continue
-        weight = spec_of(net.blobs[op.inputs[1]])
+        weight = net.blobs[op.inputs[1]]
         key = (
             *(op.kind, repr(sorted(op.attributes.items())), op.location, op.lane),
-            *(op.inputs[0], len(op.inputs), weight.dtype, weight.shape[1:]),
+            *(op.inputs[0], len(op.inputs), weight.dtype, weight.sizes[1:]),
         )
         groups.setdefault(key, []).append(op)
     yield from (members for members in groups.values() if len(members) > 1)
@@ -59,7 +58,7 @@ def _siblings(net: Graph) -> Iterator[list[Op]]:
 
 def _join(builder: Builder, net: Graph, members: list[Op]) -> None:
     first = members[0]
-    counts = [spec_of(net.blobs[op.inputs[1]]).shape[0] for op in members]
+    counts = [net.blobs[op.inputs[1]].sizes[0] for op in members]
 
     def add(
         name: str, kind: str, inputs: Sequence[str], shape: Sequence[int], **settings: Attribute
@@ -73,11 +72,11 @@ def _join(builder: Builder, net: Graph, members: list[Op]) -> None:
     inputs = [first.inputs[0]]
     for column in zip(*(op.inputs[1:] for op in members), strict=True):
         role = "weight" if len(inputs) == 1 else "bias"
-        shape = (sum(counts), *spec_of(net.blobs[column[0]]).shape[1:])
+        shape = (sum(counts), *net.blobs[column[0]].sizes[1:])
         inputs.append(add(f"{title}/{role}", "Concat", column, shape, axis=0))
     for op in members:
         del builder.ops[op.name]
-    shape = spec_of(net.blobs[first.outputs[0]]).shape
+    shape = net.blobs[first.outputs[0]].sizes
     whole = add(title, first.kind, inputs, (shape[0], sum(counts), *shape[2:]), **first.attributes)
     split, outputs = builder.fresh(f"{whole}/parts"), [n for op in members for n in op.outputs]
     settings: dict[str, Attribute] = {"split_sizes": tuple(counts), "dim": 1}

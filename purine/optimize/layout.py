@@ -78,8 +78,7 @@ def _laid_out(graph: Graph) -> set[str]:
             if other in graph.states and graph.blobs[other].shape == graph.blobs[name].shape:
                 filters.add(other)
     laid_out |= filters | {graph.states[name].next for name in filters}
-    for name in graph.order:
-        op = graph.ops[name]
+    for op in graph.in_order:
         if _role(op) is Role.COPY and op.inputs[0] in laid_out:
             laid_out.add(op.outputs[0])
     return laid_out | _gradients_between_hosts(graph, laid_out)
@@ -101,19 +100,19 @@ def _gradients_between_hosts(graph: Graph, laid_out: set[str]) -> set[str]:
             next_to.setdefault(one, []).append(other)
             next_to.setdefault(other, []).append(one)
         if _role(op) is Role.CONVOLUTION_BACKWARD and filters.intersection(op.inputs):
-            known += (name for name in op.outputs if name != NOTHING)
+            known += op.results
         if _role(op) is Role.ELEMENTWISE_UPDATE and laid_out.intersection(op.inputs):
             known += (name for name in op.inputs if name not in graph.states)
         if op.kind == "Copy" and _is_image(graph, op.outputs[0]):
             source, target = (graph.blobs[name].location for name in (*op.inputs, *op.outputs))
             copies |= {*op.inputs, *op.outputs} if source.host != target.host else set()
-    found = set[str]()
+    reached = set[str]()
     while known:
         name = known.pop()
-        if name not in found:
-            found.add(name)
+        if name not in reached:
+            reached.add(name)
             known += next_to.get(name, ())
-    return found & copies
+    return reached & copies
 
 
 def _passed_on(op: Op) -> Iterator[tuple[str, str]]:

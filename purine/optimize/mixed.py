@@ -64,8 +64,7 @@ def mixed(
     if loss_scale is not None or dtype == "fp16":
         losses = [net.blobs[name] for name in losses_of(net)] or list(net.blobs.values())
         scale = 2.0**16 if loss_scale is None else loss_scale
-        location = losses[0].location
-        add_loss_scale(builder, scale=scale, interval=growth_interval, location=location)
+        add_loss_scale(builder, scale=scale, interval=growth_interval, location=losses[0].location)
     return builder.graph()
 
 
@@ -83,8 +82,8 @@ class _Casts:
         """By blob that was computed in low precision, what holds it in float32."""
         self.computed: set[str] = set()
         """Blobs that were computed in low precision."""
-        for name in net.order:
-            self._add(net.ops[name])
+        for op in net.in_order:
+            self._add(op)
 
     def _add(self, op: Op) -> None:
         if lookup(op).function is None:
@@ -177,11 +176,8 @@ def _refuse(net: Graph) -> None:
         raise GraphError(what, "a net of forward ops", found, remedy)
     low = next((blob for blob in net.blobs.values() if blob.dtype in DTYPES.values()), None)
     if low is not None or LOSS_SCALE in net.blobs:
-        raise GraphError(
-            "the net has blobs of low precision already",
-            where=low.where if low else None,
-            blob=low.name if low else LOSS_SCALE,
-            expected="a net in float32",
-            found=f"blob {low}" if low else f"a state {LOSS_SCALE}",
-            remedy="call mixed once, on the net in float32",
-        )
+        what, expected = "the net has blobs of low precision already", "a net in float32"
+        remedy = "call mixed once, on the net in float32"
+        found = f"blob {low}" if low else f"a state {LOSS_SCALE}"
+        blob, where = (low.name, low.where) if low else (LOSS_SCALE, None)
+        raise GraphError(what, expected, found, remedy, where=where, blob=blob)

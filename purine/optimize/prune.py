@@ -54,13 +54,7 @@ def prune(
         if name in ops:
             results = tuple(blob if blob in blobs else NOTHING for blob in op.outputs)
             kept[name] = op if results == op.outputs else replace(op, outputs=results)
-    return Graph(
-        {name: blob for name, blob in graph.blobs.items() if name in blobs},
-        kept,
-        {name: state for name, state in graph.states.items() if name in blobs},
-        frozenset((a, b) for a, b in graph.control if a in ops and b in ops),
-        wanted,
-    )
+    return replace(graph.only(blobs, kept), outputs=wanted)
 
 
 @checked
@@ -75,9 +69,8 @@ def evaluation(net: Graph, outputs: Sequence[str] | None = None) -> Graph:
     wanted = tuple(net.outputs if outputs is None else outputs)
     builder = Builder(net)
     passed: dict[str, str] = {}
-    for name in net.order:
-        op = net.ops[name]
-        op = replace(op, inputs=tuple(passed.get(item, item) for item in op.inputs))
+    for op in net.in_order:
+        name, op = op.name, replace(op, inputs=tuple(passed.get(item, item) for item in op.inputs))
         builder.ops[name] = op
         form = lookup(op).evaluation
         if op.kind == "Data":

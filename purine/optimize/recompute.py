@@ -117,8 +117,7 @@ def _named_blocks(forward: Sequence[Op], names: Sequence[str]) -> list[list[str]
                 what, expected = f"op {name!r} is in two blocks", "blocks that have no op in common"
                 found, remedy = f"{taken[name]!r} and {pattern!r}", "leave one of them out"
                 raise ConfigError(what, expected, found, remedy, op=name)
-            block = (origin_of(op).parts, "/".join(parts[:depth]))
-            blocks.setdefault(block, []).append(name)
+            blocks.setdefault((origin_of(op).parts, "/".join(parts[:depth])), []).append(name)
         if not matched:
             raise _no_such_block(forward, pattern)
     return list(blocks.values())
@@ -192,9 +191,7 @@ def _repeated(step: Graph, block: Sequence[str]) -> Graph:
         outputs = tuple(names.get(item, NOTHING) for item in op.outputs)
         builder.add(replace(op, name=again, origin=origin, inputs=inputs, outputs=outputs))
     for name in readers:
-        op = builder.ops[name]
-        inputs = tuple(names.get(item, item) for item in op.inputs)
-        builder.ops[name] = replace(op, inputs=inputs)
+        builder.ops[name] = builder.ops[name].renamed(names)
     builder.control |= set(product(_triggers(step, block, readers), first))
     return builder.graph()
 
@@ -226,17 +223,8 @@ def _triggers(step: Graph, block: Sequence[str], readers: Mapping[str, Op]) -> l
     """
     read = (step.producers[b] for op in readers.values() for b in op.inputs if b in step.producers)
     gradients = {op.name for op in read if _is_backward(step, op)}
-    arriving = gradients.intersection(_behind(step, block)) - _behind(step, readers)
+    arriving = gradients.intersection(step.behind(block)) - step.behind(readers)
     if arriving:
         return sorted(arriving)
     inside = set(block)
     return [name for name in block if inside.isdisjoint(step.successors[name])]
-
-
-def _behind(step: Graph, names: Iterable[str]) -> set[str]:
-    """Some ops, and all that wait for them."""
-    behind = set(names)
-    for name in step.order:
-        if name in behind:
-            behind.update(step.successors[name])
-    return behind

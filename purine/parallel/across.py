@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 
-from purine.analysis.clockwork import clockwork
 from purine.analysis.infer import size_in_bytes
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Origin
 from purine.graph.names import reduced_of, result_of
@@ -41,7 +40,7 @@ from purine.parallel.routes import Form, Route
 from purine.parallel.units import Cut, in_units, without_joins
 from purine.placement.copies import add_copy
 from purine.placement.devices import devices_of, is_cpu
-from purine.registry.clock import ITERATION, SEED
+from purine.registry.clock import ITERATION, SEED, clockwork
 
 __all__ = ["HostReplicas"]
 

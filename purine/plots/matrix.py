@@ -44,15 +44,8 @@ def confusion_picture(counts: Sequence[Sequence[int]], title: str, description: 
 def _square(svg: Svg, row: int, column: int, count: int, share: float, cell: float) -> None:
     x, y = _LEFT + column * cell, _TOP + row * cell
     # The root makes rare confusions visible.
-    svg.add(
-        "rect",
-        x=x + 0.5,
-        y=y + 0.5,
-        width=cell - 1,
-        height=cell - 1,
-        class_="right" if row == column else "wrong",
-        fill_opacity=max(0.08, share**0.5),
-    )
+    sort, depth, side = "right" if row == column else "wrong", max(0.08, share**0.5), cell - 1
+    svg.add("rect", x=x + 0.5, y=y + 0.5, width=side, height=side, class_=sort, fill_opacity=depth)
     if cell >= _TEXT:
         shade = "over" if share > 0.35 else "ink"
         svg.add("text", str(count), x=x + cell / 2, y=y + cell / 2 + 4, class_=f"{shade} middle")

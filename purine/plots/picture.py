@@ -90,15 +90,15 @@ def _panel(
     for index, curve in enumerate(shown):
         means = smoothed(curve.points, window)
         if means != curve.points:
-            _line(svg, [at(point) for point in thinned(curve.points, _MOST)], f"raw {_raw(index)}")
+            _line(
+                svg,
+                [at(point) for point in thinned(curve.points, _MOST)],
+                f"raw s{index % len(SERIES)}",
+            )
         _line(svg, [at(point) for point in thinned(means, _MOST)], f"line {_classes(index)}")
     for index, curve in enumerate(shown):
         for x, y in map(at, curve.marks):
             svg.add("circle", cx=x, cy=y, r=4, class_=f"mark f{index % len(SERIES)}")
-
-
-def _raw(index: int) -> str:
-    return f"s{index % len(SERIES)}"
 
 
 def _drawable(curve: Curve, *, log: bool) -> Curve:

@@ -77,9 +77,9 @@ def _common_styles() -> Iterable[str]:
     yield ".raw,.line,.grid{fill:none;stroke-linejoin:round}"
     yield ".line{stroke-width:1.8}.raw{stroke-width:1;opacity:.28}.grid{stroke-width:1}"
     yield ".mark{stroke-width:1.5}"
-    for place, dash in enumerate(DASHES):
+    for index, dash in enumerate(DASHES):
         if dash:
-            yield f".d{place}{{stroke-dasharray:{dash}}}"
+            yield f".d{index}{{stroke-dasharray:{dash}}}"
     yield _colours(0)
     yield f"@media (prefers-color-scheme:dark){{{_colours(1)}}}"
 
@@ -92,8 +92,8 @@ def _colours(mode: int) -> str:
         f".grid{{stroke:{_LINES[mode]}}}",
         f".mark{{stroke:{_PAPER[mode]}}}",
     ]
-    for place, colours in enumerate(SERIES):
-        rules.append(f".s{place}{{stroke:{colours[mode]}}}.f{place}{{fill:{colours[mode]}}}")
+    for index, colours in enumerate(SERIES):
+        rules.append(f".s{index}{{stroke:{colours[mode]}}}.f{index}{{fill:{colours[mode]}}}")
     return "".join(rules)
 
 

@@ -48,11 +48,7 @@ class Axis:
 
 
 def axis(
-    values: Iterable[float],
-    *,
-    most: int,
-    log: bool = False,
-    least: float | None = None,
+    values: Iterable[float], *, most: int, log: bool = False, least: float | None = None
 ) -> Axis:
     """The axis that shows all values with at most `most` ticks; it begins at `least` or below.
 

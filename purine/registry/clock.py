@@ -5,9 +5,9 @@ Kernels that draw random numbers or read a batch take them as inputs, so they ar
 
 from __future__ import annotations
 
-from purine.graph import Builder, Filler
+from purine.graph import Builder, Filler, Graph
 
-__all__ = ["ITERATION", "SEED", "add_clock"]
+__all__ = ["ITERATION", "SEED", "add_clock", "clockwork"]
 
 SEED = "seed"
 ITERATION = "iteration"
@@ -23,7 +23,20 @@ def add_clock(builder: Builder) -> None:
         builder.blob(ITERATION, (), "int64")
         builder.blob(following, (), "int64")
         # On the lane of those who run ahead: behind compute it would hold prefetching up.
-        builder.op(
-            f"{ITERATION}/add", "aten.add.Scalar", [ITERATION], [following], {"other": 1}, lane="io"
-        )
+        name, add = f"{ITERATION}/add", "aten.add.Scalar"
+        builder.op(name, add, [ITERATION], [following], {"other": 1}, lane="io")
         builder.state(ITERATION, following)
+
+
+def clockwork(step: Graph) -> frozenset[str]:
+    """The scalars that depend on the clock alone, such as the learning rate.
+
+    Every host can compute them for itself.
+    """
+    known = {name for name in (SEED, ITERATION) if name in step.states}
+    for op in step.in_order:
+        scalar = all(step.blobs[blob].shape == () for blob in op.results)
+        if op.inputs and scalar and known.issuperset(op.inputs):
+            known.update(op.outputs)
+    carried = {state.next for name, state in step.states.items() if name in known}
+    return frozenset(known) if carried <= known else frozenset()

@@ -12,7 +12,7 @@ import math
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor
@@ -22,7 +22,7 @@ from purine.errors import KindError
 from purine.graph import Blob, Filler, Graph, State, verify
 from purine.registry.aten import dtype_of
 from purine.registry.kind import Attr, signature_of
-from purine.registry.spec import Shape
+from purine.registry.spec import Settings, Shape
 
 __all__ = [
     "Shard",
@@ -69,9 +69,8 @@ class Shard:
 
 def shard_of(filler: Filler) -> Shard | None:
     """What a filler says of the part that its state is, or None for one that stands for itself."""
-    if "of" not in filler.attributes:
-        return None
-    return Shard(**{key: filler.attributes[key] for key in _SHARD})  # type: ignore[arg-type]
+    settings: Settings = filler.attributes
+    return Shard(**{key: settings[key] for key in _SHARD}) if "of" in settings else None
 
 
 def with_name(filler: Filler, name: str) -> Filler:
@@ -101,9 +100,8 @@ def fill(filler: Filler, shape: Sequence[int], dtype: str, *, seed: int, name: s
         raise problem
     shard = shard_of(filler)
     if shard is not None:
-        return shard.take(
-            fill(filler_of_whole(filler), shard.whole, dtype, seed=seed, name=shard.of)
-        )
+        whole = fill(filler_of_whole(filler), shard.whole, dtype, seed=seed, name=shard.of)
+        return shard.take(whole)
     key = hashlib.sha256(f"{seed}\n{drawn_as(filler) or name}".encode()).digest()
     generator = Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
     settings = {key: value for key, value in filler.attributes.items() if key != _NAME}
@@ -252,7 +250,7 @@ def _problems(filler: Filler, blob: Blob, where: str | None) -> Iterator[KindErr
             yield problem(what, expected, found, remedy)
 
 
-def _disagreements(kind: str, settings: dict[str, Any], blob: Blob) -> Iterator[tuple[str, str]]:
+def _disagreements(kind: str, settings: Settings, blob: Blob) -> Iterator[tuple[str, str]]:
     """Settings out of range, and blobs that a filler cannot fill, as (expected, found)."""
     real = blob.dtype.startswith(("float", "bfloat"))
     if not real and kind != "constant":

@@ -29,7 +29,7 @@ from purine.errors import ConfigError, KindError, in_a_line
 from purine.graph import Attribute, Op
 from purine.nearest import nearest_name
 from purine.registry.facts import UNKNOWN, Facts
-from purine.registry.spec import Inferred, Spec
+from purine.registry.spec import Inferred, Settings, Spec
 
 __all__ = [
     "IMPLIED",
@@ -64,7 +64,7 @@ _UNSET = object()
 class Attr:
     """An attribute that a kind takes: the annotation of its type, and its default if it has one."""
 
-    annotation: Any
+    annotation: object
     default: object = _UNSET
 
     @property
@@ -154,6 +154,11 @@ class Kind:
         weight = "loss_weight" if self.loss else None
         return {key: value for key, value in op.attributes.items() if key != weight}
 
+    def settings(self, op: Op) -> Settings:
+        """The attributes of `op`, with the defaults of those that it leaves out."""
+        attributes = self.attributes.items()
+        return {key: a.default for key, a in attributes if not a.required} | dict(op.attributes)
+
     def problems(self, op: Op) -> Iterator[KindError]:
         """What is wrong with the number of inputs and the attributes of `op`."""
         yield from _input_problems(self, op)
@@ -167,8 +172,7 @@ class Kind:
             elif not conforms(value, attr.annotation):
                 what, remedy = f"has attribute {key} = {value!r}", f"change {key} of op {op.name!r}"
                 given = f"{type(value).__name__} {value!r}"
-                expected = f"{key} to be {describe(attr.annotation)}"
-                yield op_error(op, what, expected, given, remedy)
+                yield op_error(op, what, f"{key} to be {describe(attr.annotation)}", given, remedy)
         for key, attr in self.attributes.items():
             if attr.required and key not in op.attributes:
                 expected = f"{key}, which is {describe(attr.annotation)}"
@@ -262,7 +266,7 @@ def opaque(fake: Callable[..., Tensor]) -> Callable[[F], F]:
         operator.register_fake(fake)
 
         @wraps(function)
-        def call(*inputs: Tensor, **settings: Attribute) -> Any:
+        def call(*inputs: Tensor, **settings: Attribute) -> object:
             return operator(*inputs, **settings)
 
         return typing.cast(F, call)

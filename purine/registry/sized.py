@@ -98,8 +98,7 @@ def FixedBatch(x: Tensor, *, batch: int, because: str, holder: str = "", held: s
     """x itself if it has `batch` samples, as the op `holder` needs for its result `held`."""
     if x.shape[0] != batch:
         what = f"this net is for batches of {batch} only: {because}"
-        expected = f"a batch of {batch}"
-        found = f"a batch of {x.shape[0]}"
+        expected, found = f"a batch of {batch}", f"a batch of {x.shape[0]}"
         remedy = "import the module with an example of the size that is needed, "
         remedy += "or write this part of it so that it takes any"
         raise KindError(what, expected, found, remedy, op=holder or None, blob=held or None)

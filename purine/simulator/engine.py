@@ -37,24 +37,6 @@ Record = tuple[int, int, int, int, float, float]
 class _Host:
     """A host while it is simulated."""
 
-    __slots__ = (
-        "busy",
-        "core",
-        "ends",
-        "group",
-        "inbox",
-        "lock",
-        "member",
-        "part",
-        "peers",
-        "pool",
-        "queues",
-        "running",
-        "size",
-        "sort",
-        "started",
-    )
-
     def __init__(self, part: Part, *, credit: int) -> None:
         self.part = part
         self.core: Core | HostCore
@@ -148,8 +130,8 @@ class Engine:
         numbers: dict[tuple[str, int], int] = {}
         for at, part in enumerate(parts):
             machine = self.machine.machine_of.get(part.host, part.host)
-            place = machine if self.machine.crowding else part.host
-            keys = [(place, n) for n in range(len(part.capacity))]
+            owner = machine if self.machine.crowding else part.host
+            keys = [(owner, n) for n in range(len(part.capacity))]
             for key, cores in zip(keys, part.capacity, strict=True):
                 if key in numbers:
                     self._groups[numbers[key]].cores += cores
@@ -169,9 +151,8 @@ class Engine:
         """Let iterations below `iterations` run to their end."""
         for number, host in enumerate(self.hosts):
             self._push(number, host.core.extend(iterations))
-        calendar, changed = self._calendar, self._changed
+        calendar, changed, flows = self._calendar, self._changed, self.flows
         groups, members = self._groups, self._members
-        flows = self.flows
         while True:
             if changed:
                 self._look()
@@ -244,8 +225,7 @@ class Engine:
             if worker is not None:
                 self._next(number, worker, self._hop)
         else:
-            later = host.part.later[token % host.size]
-            heappush(host.queues[worker], token + later)
+            heappush(host.queues[worker], token + host.part.later[token % host.size])
             if host.running[worker] < 0:
                 self._next(number, worker, self._hop)
 
@@ -280,8 +260,7 @@ class Engine:
             heappush(self._calendar, (start + time, self._sequence, _END, number, worker))
         else:
             wait = start - self.now
-            member = host.member[worker]
-            self._groups[group].begin(self.now, member, time + wait, width)
+            self._groups[group].begin(self.now, host.member[worker], time + wait, width)
             self._changed.append(group)
 
     def _look(self) -> None:
@@ -322,14 +301,12 @@ class Engine:
     def _completed(self, number: int, worker: int) -> None:
         """An op is complete: the core says what is ready, and the thread goes on."""
         host, now = self.hosts[number], self.now
-        token, size = host.running[worker], host.size
+        token, size, core = host.running[worker], host.size, host.core
         if host.sort[token % size] != 1:
             host.busy[worker] += now - host.started[worker]
         if self._record:
-            op = token % size
-            record = (number, worker, op, token // size, host.started[worker], now)
-            self.records.append(record)
-        core = host.core
+            iteration, op = divmod(token, size)
+            self.records.append((number, worker, op, iteration, host.started[worker], now))
         before = core.completed
         ready = core.complete(token)
         host.running[worker] = -1
@@ -339,13 +316,11 @@ class Engine:
             self._iterations(number, before)
         queue = host.queues[worker]
         worker_of, later, part = host.part.worker_of, host.part.later, host.part
-        others = None
+        others = []
         for item in ready:
             op = item % size
             if worker_of[op] == worker:
                 heappush(queue, (item & TOKEN if part.alone else item) + later[op])
-            elif others is None:
-                others = [item]
             else:
                 others.append(item)
         if host.inbox:
@@ -355,7 +330,7 @@ class Engine:
                 self._begin(number, worker, heappop(queue) & TOKEN, 0.0)
             elif host.pool is not None:
                 self._next(number, worker)
-        if others is not None:
+        if others:
             self._push(number, others)
 
     def _iterations(self, number: int, before: int) -> None:
@@ -450,9 +425,8 @@ class Engine:
             if isinstance(host.core, HostCore):
                 for iteration, name in host.core.held()[:3]:
                     lines.append(f"put {name!r} of {host.part.host!r} for a slot ({iteration})")
-        return StallError(
+        what, expected = (
             "the simulated hosts wait for each other",
-            expected="every op to become ready in the end",
-            found="; ".join(lines[:8]),
-            remedy="purine check prints the cycle",
+            "all ops to get ready in the end",
         )
+        return StallError(what, expected, "; ".join(lines[:8]), "purine check prints the cycle")

@@ -77,25 +77,20 @@ def max_min(routes: Mapping[int, Sequence[str]], rates: Mapping[str, float]) -> 
 
     >>> max_min({0: ["a"], 1: ["a", "b"], 2: ["b"]}, {"a": 10.0, "b": 4.0})
     {1: 2.0, 2: 2.0, 0: 8.0}
-    """
-    return _max_min({flow: tuple(dict.fromkeys(own)) for flow, own in routes.items()}, rates)
-
-
-def _max_min(routes: Mapping[int, tuple[str, ...]], rates: Mapping[str, float]) -> dict[int, float]:
-    """The fair rates of flows that take no link twice.
 
     Shares of links only grow while flows are settled. So a link whose share has grown since it was
     noted is noted anew when its turn comes.
     """
+    once = {flow: dict.fromkeys(links) for flow, links in routes.items()}
     over: dict[str, list[int]] = {}
-    for flow, links in routes.items():
+    for flow, links in once.items():
         for name in links:
             over.setdefault(name, []).append(flow)
     left = {name: rates[name] for name in over}
     count = {name: len(flows) for name, flows in over.items()}
     noted = [(left[name] / count[name], name) for name in over]
     heapify(noted)
-    found: dict[int, float] = {}
+    fair: dict[int, float] = {}
     while noted:
         share, tightest = noted[0]
         if not count[tightest]:
@@ -107,15 +102,15 @@ def _max_min(routes: Mapping[int, tuple[str, ...]], rates: Mapping[str, float]) 
             continue
         heappop(noted)
         for flow in over[tightest]:
-            if flow not in found:
-                found[flow] = now
-                for name in routes[flow]:
+            if flow not in fair:
+                fair[flow] = now
+                for name in once[flow]:
                     count[name] -= 1
                     rest = left[name] - now
                     left[name] = rest if rest > 0.0 else 0.0
     for flow in routes:  # flows without links are as fast as one likes
-        found.setdefault(flow, float("inf"))
-    return found
+        fair.setdefault(flow, float("inf"))
+    return fair
 
 
 _NO_LINK = Link("", float("inf"))
@@ -194,8 +189,8 @@ class Flows:
         routes = tuple([self._routes[flow] for flow in flows])
         shares = self._known.get(routes)
         if shares is None:
-            found = _max_min(dict(enumerate(routes)), self._rates)
-            shares = tuple(found[number] for number in range(len(routes)))
+            fair = max_min(dict(enumerate(routes)), self._rates)
+            shares = tuple(fair[number] for number in range(len(routes)))
             if len(self._known) >= _KEPT:
                 self._known.clear()
             self._known[routes] = shares

@@ -41,7 +41,6 @@ class Part:
     workers: tuple[Station, ...]
     worker_of: tuple[int, ...]
     later: tuple[int, ...]
-    receiver: int | None
     alone: bool
     times: tuple[float, ...]
     widths: tuple[int, ...]
@@ -54,29 +53,20 @@ class Part:
     @property
     def peers(self) -> tuple[str, ...]:
         """The hosts that this one exchanges values with."""
-        if self.ends is None:
-            return ()
-        channels = (*self.ends.incoming, *self.ends.outgoing)
-        near = [c.source if c.target == self.host else c.target for c in channels]
-        others = (host for one in self.ends.collectives.values() for host in one.hosts)
-        return tuple(dict.fromkeys(h for h in (*near, *others) if h != self.host))
+        return () if self.ends is None else _peers(self.ends, self.host)
 
 
-def make_part(
-    lowered: Lowered,
-    host: str | None,
-    duration: Duration,
-    machine: Machine,
-    *,
-    plan: Plan | None = None,
-) -> Part:
+def make_part(lowered: Lowered, host: str | None, duration: Duration, machine: Machine) -> Part:
     """The part of a host; `host` is None where a step is on one host alone.
 
     The threads are those that the executor starts, except that each lane of a GPU is a stream.
     """
     graph = lowered.graph
-    _refuse_workers(graph)
-    plan = plan or compile_plan(graph)
+    if has_workers(graph):
+        what = "a step of workers that do not wait for each other is not simulated"
+        remedy = "predict the synchronous scheme, or run a few iterations with --trace"
+        raise ConfigError(what, "a step without asynchronous states", "workers", remedy)
+    plan = compile_plan(graph)
     name = host or next((at.host for at, _ in plan.stations), "")
     ends = None if host is None else ends_of(graph, host, plan)
     cores = {at.device: machine.cores_of(name, at.device) for at, _ in plan.stations}
@@ -84,47 +74,40 @@ def make_part(
     own = 0 if ends is not None and not prompt else machine.threads
     workers, worker_of = _lanes(plan.stations, cores, own)
     numbers = [worker_of[station] for station in plan.station]
-    receiver, alone = None, False
+    alone = ends is not None and len(workers) == 1 and prompt
     if ends is not None:
-        alone = len(workers) == 1 and prompt
-        peers = [peer for peer in _peers(ends, name) if peer != name]
+        peers = sorted(_peers(ends, name))
         if peers:
-            receiver = with_peers(workers, numbers, name, peers, ends, alone=alone)
+            with_peers(workers, numbers, name, peers, ends, alone=alone)
         else:
             ends = None
     shared = alone or len(workers) < len(plan.stations)
     later = tuple(COMPUTE if shared and computes(plan.stations[s][1]) else 0 for s in plan.station)
-    sizes = _sizes(ends, plan)
+    number = {op: index for index, op in enumerate(plan.ops)}
+    outgoing = () if ends is None else ends.outgoing
+    crossing = () if ends is None else (*ends.incoming, *outgoing)
+    sizes = {number[c.op]: size_in_bytes(c.blob) if c.blob else 0 for c in crossing}
+    targets: dict[int, tuple[tuple[str, int], ...]] = {}
+    for channel in outgoing:
+        op = number[channel.op]
+        targets[op] = (*targets.get(op, ()), (channel.target, channel.number))
     groups, capacity = _groups(name, workers, cores, machine)
     lanes = [number if numbers[op] < 0 else -1 for op, number in enumerate(plan.station)]
+    times = tuple(
+        _nanoseconds(lowered, op, name, duration, machine, sizes.get(at, 0))
+        for at, op in enumerate(plan.ops)
+    )
+    widths = tuple(_width(graph.ops[op], cores, machine) for op in plan.ops)
     return Part(
-        name,
-        graph,
-        plan,
-        ends,
-        tuple(workers),
-        tuple(numbers),
-        later,
-        receiver,
-        alone,
-        tuple(
-            _nanoseconds(lowered, op, name, duration, machine, sizes.get(number, 0))
-            for number, op in enumerate(plan.ops)
-        ),
-        tuple(_width(graph.ops[op], cores, machine) for op in plan.ops),
-        groups,
-        capacity,
-        sizes,
-        _targets(ends, plan),
-        tuple(lanes),
+        *(name, graph, plan, ends, tuple(workers), tuple(numbers), later, alone),
+        *(times, widths, groups, capacity, sizes, targets, tuple(lanes)),
     )
 
 
-def _peers(ends: Ends, host: str) -> list[str]:
-    channels = (*ends.incoming, *ends.outgoing)
-    near = [c.source if c.target == host else c.target for c in channels]
+def _peers(ends: Ends, host: str) -> tuple[str, ...]:
+    near = [c.source if c.target == host else c.target for c in (*ends.incoming, *ends.outgoing)]
     others = (other for one in ends.collectives.values() for other in one.hosts)
-    return sorted(dict.fromkeys((*near, *others)))
+    return tuple(dict.fromkeys(other for other in (*near, *others) if other != host))
 
 
 def _lanes(
@@ -156,8 +139,7 @@ def _nanoseconds(
     if op.kind in ("Fence", REDUCE, BROADCAST):
         return 0.0
     members = lowered.members.get(name, (op,))
-    speed = machine.slow.get((host, op.location.device), 1.0)
-    return sum(map(duration, members)) / speed * 1e9
+    return sum(map(duration, members)) / machine.slow.get((host, op.location.device), 1.0) * 1e9
 
 
 def _width(op: Op, cores: Mapping[str, tuple[int, ...]], machine: Machine) -> int:
@@ -196,31 +178,3 @@ def _groups(
     numbers = [next((n for n, g in enumerate(groups) if g & wanted), -1) for wanted in own]
     alone = {n for n in numbers if numbers.count(n) == 1 and not machine.crowding}
     return tuple(-1 if n in alone else n for n in numbers), tuple(len(group) for group in groups)
-
-
-def _sizes(ends: Ends | None, plan: Plan) -> dict[int, int]:
-    """The bytes that each put, arrival and collective moves."""
-    if ends is None:
-        return {}
-    number = {name: index for index, name in enumerate(plan.ops)}
-    return {
-        number[channel.op]: size_in_bytes(channel.blob) if channel.blob else 0
-        for channel in (*ends.incoming, *ends.outgoing)
-    }
-
-
-def _targets(ends: Ends | None, plan: Plan) -> dict[int, tuple[tuple[str, int], ...]]:
-    """By put the peers and channels that it puts to."""
-    number = {name: index for index, name in enumerate(plan.ops)}
-    targets: dict[int, tuple[tuple[str, int], ...]] = {}
-    for channel in () if ends is None else ends.outgoing:
-        op = number[channel.op]
-        targets[op] = (*targets.get(op, ()), (channel.target, channel.number))
-    return targets
-
-
-def _refuse_workers(graph: Graph) -> None:
-    if has_workers(graph):
-        what = "a step of workers that do not wait for each other is not simulated"
-        remedy = "predict the synchronous scheme, or run a few iterations with --trace"
-        raise ConfigError(what, "a step without asynchronous states", "workers", remedy)

@@ -6,8 +6,8 @@ import itertools
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 
-from purine.core import compile_plan
 from purine.graph import Location, Op
 from purine.graph.nodes import floats
 from purine.lowering import Lowered
@@ -95,23 +95,13 @@ def predict(
     trace = trace_of(engine)
     shares = shares_of(trace)
     count = max(1, len(shares))
-    busy, exposed, bubble, other = (
-        sum(share[k] for share in shares.values()) / count for k in range(4)
-    )
+    busy, exposed, bubble, other = (sum(s[k] for s in shares.values()) / count for k in range(4))
+    links = {name: size / iterations for name, size in engine.flows.carried.items()}
+    pairs = {pair: size / iterations for pair, size in engine.wires.bytes.items()}
+    peaks = _memory(lowered, credit) if memory else {}
     return Prediction(
-        trace,
-        seconds,
-        low,
-        high,
-        busy,
-        bubble,
-        exposed,
-        other,
-        {name: size / iterations for name, size in engine.flows.carried.items()},
-        {pair: size / iterations for pair, size in engine.wires.bytes.items()},
-        _memory(lowered, credit) if memory else {},
-        engine.events,
-        shares,
+        *(trace, seconds, low, high, busy, bubble, exposed, other),
+        *(links, pairs, peaks, engine.events, shares),
     )
 
 
@@ -119,31 +109,21 @@ def parts_of(
     lowered: Mapping[str | None, Lowered], times: Times, machine: Machine
 ) -> tuple[Part, ...]:
     """The parts of all hosts, with the times of their ops."""
-    parts = []
-    for host, one in lowered.items():
-        plan = compile_plan(one.graph)
-        name = host or plan.stations[0][0].host
-        duration = _Durations(times, one, host, name, machine)
-        parts.append(make_part(one, host, duration, machine, plan=plan))
-    return tuple(parts)
+    return tuple(
+        make_part(one, host, _durations(times, one, host, machine), machine)
+        for host, one in lowered.items()
+    )
 
 
-class _Durations:
+def _durations(times: Times, lowered: Lowered, host: str | None, machine: Machine) -> Duration:
     """The seconds of the ops of a host, on as many threads as their devices have."""
+    by_threads = cache(partial(times.of, lowered, host))
 
-    def __init__(
-        self, times: Times, lowered: Lowered, host: str | None, name: str, machine: Machine
-    ) -> None:
-        self._times, self._lowered, self._host = times, lowered, host
-        self._name, self._machine = name, machine
-        self._of: dict[int, Duration] = {}
+    def duration(op: Op) -> float:
+        cores = machine.cores_of(op.location.host, op.location.device)
+        return by_threads(len(cores) or machine.threads)(op)
 
-    def __call__(self, op: Op) -> float:
-        cores = self._machine.cores_of(self._name, op.location.device)
-        threads = len(cores) or self._machine.threads
-        if threads not in self._of:
-            self._of[threads] = self._times.of(self._lowered, self._host, threads)
-        return self._of[threads](op)
+    return duration
 
 
 def simulate(
@@ -188,16 +168,15 @@ def trace_of(engine: Engine) -> Trace:
     for number, host in enumerate(engine.hosts):
         part = host.part
         ops = [part.graph.ops[name] for name in part.plan.ops]
-        places = [(op.name, op.kind, str(op.location), op.lane) for op in ops]
+        known = [(op.name, op.kind, str(op.location), op.lane) for op in ops]
         events = []
         for at, worker, op, iteration, start, end in engine.records:
             if at == number:
-                name, kind, location, lane = places[op]
+                name, kind, location, lane = known[op]
                 if floats(lane):
                     location, lane = str(part.workers[worker][0]), "compute"
-                events.append(
-                    Event(name, kind, iteration, location, lane, round(start), round(end))
-                )
+                span = round(start), round(end)
+                events.append(Event(name, kind, iteration, location, lane, *span))
         traces.append(Trace(tuple(events), edges_of(part.graph)))
     return traces[0] if len(traces) == 1 else merged(traces)
 
@@ -229,6 +208,6 @@ def shares_of(trace: Trace, skip: int = _SKIP) -> dict[str, tuple[float, float, 
 def _memory(lowered: Mapping[str | None, Lowered], credit: int) -> dict[Location, int]:
     peaks: dict[Location, int] = {}
     for host, one in lowered.items():
-        found = one.peak_memory(credit=credit)
-        peaks |= {at: size for at, size in found.items() if host in (None, at.host)}
+        own = one.peak_memory(credit=credit)
+        peaks |= {at: size for at, size in own.items() if host in (None, at.host)}
     return peaks

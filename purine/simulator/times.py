@@ -12,6 +12,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from purine.analysis.cost import PROFILE, Profile, seconds
@@ -47,13 +48,12 @@ class ProfileTimes:
     profile: Profile = PROFILE
 
     def of(self, lowered: Lowered, host: str | None, threads: int) -> Callable[[Op], float]:
-        blobs = (lowered.unsegmented or lowered.graph).blobs
-        blobs = {**lowered.graph.blobs, **blobs}
+        return partial(_estimate, blobs=_blobs(lowered), profile=self.profile, threads=threads)
 
-        def duration(op: Op) -> float:
-            return _estimate(op, blobs, self.profile, threads)
 
-        return duration
+def _blobs(lowered: Lowered) -> Mapping[str, Blob]:
+    """The blobs of a lowered graph, with those that only exist inside its segments."""
+    return {**lowered.graph.blobs, **(lowered.unsegmented or lowered.graph).blobs}
 
 
 def _estimate(op: Op, blobs: Mapping[str, Blob], profile: Profile, threads: int) -> float:
@@ -86,16 +86,12 @@ class TraceTimes:
     profile: Profile = PROFILE
 
     def of(self, lowered: Lowered, host: str | None, threads: int) -> Callable[[Op], float]:
-        whole = lowered.unsegmented or lowered.graph
-        blobs = {**lowered.graph.blobs, **whole.blobs}
+        blobs = _blobs(lowered)
         table = _Table(self.known, self.profile, threads)
 
         def duration(op: Op) -> float:
-            if op.name in self.own:
-                return self.own[op.name]
-            if host is not None and f"{host}/{op.name}" in self.own:
-                return self.own[f"{host}/{op.name}"]
-            return table.seconds(op, blobs)
+            own = self.own.get(op.name, self.own.get(f"{host}/{op.name}"))
+            return table.seconds(op, blobs) if own is None else own
 
         return duration
 
@@ -159,11 +155,8 @@ class _Table:
 
     def seconds(self, op: Op, blobs: Mapping[str, Blob]) -> float:
         form, role = _form(op, blobs), _role(op)
-        for time in (
-            self.exact.get((op.name, form)),
-            self.sized.get((role, form)),
-            self.sized.get(form),
-        ):
+        exact, sized = self.exact.get((op.name, form)), self.sized.get((role, form))
+        for time in (exact, sized, self.sized.get(form)):
             if time is not None:
                 return time
         estimate = _estimate(op, blobs, self.profile, self.threads)
@@ -181,7 +174,7 @@ def _form(op: Op, blobs: Mapping[str, Blob]) -> tuple[object, ...]:
     """What decides how long an op takes: its kind, its settings, and the sizes of its blobs."""
     settings = repr(sorted((k, v) for k, v in op.attributes.items() if k not in _UNSIZED))
     sizes = tuple(spec_of(blobs[name]) for name in op.inputs)
-    results = tuple(blobs[name].shape for name in op.outputs if name)
+    results = tuple(blobs[name].shape for name in op.results)
     return op.kind, settings, sizes, results, computes(op.lane)
 
 
@@ -223,9 +216,7 @@ def dispatch_of(trace: Trace, default: float) -> float:
             if until is not None and 0 <= event.start - until < 150_000:
                 gaps.append(event.start - until)
             until = event.end
-    if len(gaps) < 20:
-        return default
-    return statistics.quantiles(gaps, n=4)[0] / 1e9
+    return default if len(gaps) < 20 else statistics.quantiles(gaps, n=4)[0] / 1e9
 
 
 def _threads(trace: Trace) -> Iterable[list[Event]]:
@@ -234,6 +225,5 @@ def _threads(trace: Trace) -> Iterable[list[Event]]:
         at[location].append([trace.events[index] for index in queue])
     for lanes in at.values():
         merged = sorted((event for lane in lanes for event in lane), key=lambda e: e.start)
-        pairs = itertools.pairwise(merged)
-        single = all(a.end <= b.start for a, b in pairs)
+        single = all(a.end <= b.start for a, b in itertools.pairwise(merged))
         yield from [merged] if single else lanes

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from purine.analysis.infer import size_in_bytes
@@ -23,7 +22,7 @@ _SMALL = 1500.0
 
 _Message = tuple[str, int, int]
 """The peer, the number of the channel and the iteration."""
-_Place = tuple[int, int]
+_Thread = tuple[int, int]
 """A host and a thread of it."""
 
 
@@ -33,7 +32,7 @@ class Change:
     which they arrive, and threads whose puts are over."""
 
     through: list[tuple[str, int, int, float]] = field(default_factory=list)
-    released: list[_Place] = field(default_factory=list)
+    released: list[_Thread] = field(default_factory=list)
     over: bool = True
 
 
@@ -41,7 +40,7 @@ class Change:
 class _Piece:
     size: float
     message: _Message | None
-    place: _Place | None
+    thread: _Thread | None
 
 
 @dataclass(slots=True)
@@ -59,7 +58,7 @@ class Wires:
         self._machine, self._flows = machine, flows
         self._connections: dict[tuple[str, str], _Connection] = {}
         self._of_flow: dict[int, tuple[str, str]] = {}
-        self._waits: dict[_Place, int] = {}
+        self._waits: dict[_Thread, int] = {}
         self.bytes: dict[tuple[str, str], float] = {}
         """Bytes that were put from one host to another."""
 
@@ -68,14 +67,13 @@ class Wires:
         return self._connection(source, target).latency
 
     def _connection(self, source: str, target: str) -> _Connection:
-        found = self._connections.get((source, target))
-        if found is None:
+        if (source, target) not in self._connections:
             latency = self._machine.network.latency(source, target) * 1e9
-            found = self._connections[source, target] = _Connection(latency)
-        return found
+            self._connections[source, target] = _Connection(latency)
+        return self._connections[source, target]
 
     def put(
-        self, now: float, source: str, target: str, size: float, message: _Message, place: _Place
+        self, now: float, source: str, target: str, size: float, message: _Message, thread: _Thread
     ) -> Change:
         """A value is put; the change tells with `over` whether the put is over at once."""
         connection, change = self._connection(source, target), Change()
@@ -90,18 +88,18 @@ class Wires:
         if change.over:
             connection.pieces.append(_Piece(size, message, None))
         elif before >= size:  # what is queued is more than the buffer
-            connection.pieces.append(_Piece(size, message, place))
+            connection.pieces.append(_Piece(size, message, thread))
         else:
-            connection.pieces.append(_Piece(before, None, place))
+            connection.pieces.append(_Piece(before, None, thread))
             connection.pieces.append(_Piece(size - before, message, None))
         connection.queued += size
         if connection.flow < 0:
             self._start(now, (source, target), connection)
         return change
 
-    def wait(self, place: _Place, count: int) -> None:
+    def wait(self, thread: _Thread, count: int) -> None:
         """A thread waits for as many connections."""
-        self._waits[place] = count
+        self._waits[thread] = count
 
     def _start(self, now: float, pair: tuple[str, str], one: _Connection) -> None:
         route = self._machine.network.route(*pair)
@@ -120,11 +118,11 @@ class Wires:
             self._start(now, pair, connection)
         if piece.message is not None:
             change.through.append((*piece.message, now + connection.latency))
-        if piece.place is not None:
-            self._waits[piece.place] -= 1
-            if not self._waits[piece.place]:
-                del self._waits[piece.place]
-                change.released.append(piece.place)
+        if piece.thread is not None:
+            self._waits[piece.thread] -= 1
+            if not self._waits[piece.thread]:
+                del self._waits[piece.thread]
+                change.released.append(piece.thread)
         return pair[0], change
 
     def meeting_latency(self, key: tuple[object, ...]) -> float:
@@ -136,7 +134,6 @@ class Wires:
 
     def collective_bytes(self, part: Part, op: int) -> float:
         """The bytes of a host's part in a collective."""
-        blobs: Mapping[str, object] = part.graph.blobs
-        node = part.graph.ops[part.plan.ops[op]]
+        blobs, node = part.graph.blobs, part.graph.ops[part.plan.ops[op]]
         names = node.inputs or node.outputs
-        return float(sum(size_in_bytes(part.graph.blobs[name]) for name in names if name in blobs))
+        return float(sum(size_in_bytes(blobs[name]) for name in names if name in blobs))

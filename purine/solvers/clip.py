@@ -30,9 +30,7 @@ def clip_by_norm(graph: Graph, max_norm: float) -> Graph:
         builder.add(replace(builder.blobs[old], name=new))
     for op in graph.ops.values():
         if not raw.keys().isdisjoint((*op.inputs, *op.outputs)):
-            inputs = tuple(raw.get(name, name) for name in op.inputs)
-            outputs = tuple(raw.get(name, name) for name in op.outputs)
-            builder.ops[op.name] = replace(op, inputs=inputs, outputs=outputs)
+            builder.ops[op.name] = op.renamed(raw)
     norm, location = builder.fresh(f"{GRADIENT}/norm"), builder.blobs[next(iter(raw))].location
     homes = {name: builder.blobs[name].location for name in raw.values()}
     whole = Op(norm, "GlobalNorm", tuple(homes), (norm,), location=location)

@@ -131,7 +131,7 @@ class Warmup:
 
 _Base: TypeAlias = Fixed | Step | MultiStep | Exp | Inv | Poly | Sigmoid | Cosine
 Rate: TypeAlias = _Base | Warmup
-"""Any learning-rate policy."""
+"""A learning-rate policy."""
 
 POLICIES: Mapping[str, type[_Base]] = {
     policy.__name__.lower(): policy
@@ -152,8 +152,7 @@ def add_rate(builder: Builder, rate: float | Rate, *, name: str = "lr") -> str:
     if isinstance(rate, Warmup):
         inputs.insert(0, add_rate(builder, rate.rate, name=f"{name}/base"))
     builder.blob(name, (), "float64", location)
-    kind = f"{type(rate).__name__}Rate"
-    builder.op(name, kind, inputs, [name], settings, location=location)
+    builder.op(name, f"{type(rate).__name__}Rate", inputs, [name], settings, location=location)
     return name
 
 
@@ -161,7 +160,7 @@ def add_rate(builder: Builder, rate: float | Rate, *, name: str = "lr") -> str:
 def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
     """The policy that a text such as `step:step=1000,gamma=0.1` names.
 
-    `iterations` is the length of the run, for policies that end with it. Any policy takes
+    `iterations` is the length of the run, for policies that end with it. All policies take
     `warmup=N` as well. A list is written with bars: `multistep:steps=100|200`.
 
     >>> parse_rate("poly:power=0.5,warmup=10", lr=0.1, iterations=100)

@@ -77,32 +77,29 @@ def merged(parts: Sequence[Trace]) -> Trace:
             if kinds.get(before) not in (PUT, POST) or kinds.get(after) != ARRIVAL:
                 edges[name_of.get(before, before), name_of.get(after, after), distance] = None
     for event in events:
-        if event.kind == ARRIVAL:
-            for sender in taken.intersection((_put(event), _post(event))):
-                edges[sender, event.op, 0] = None
+        for sender in taken.intersection(_senders(event)):
+            edges[sender, event.op, 0] = None
     clocks = tuple(clock for part in parts for clock in part.clocks)
     return Trace(tuple(_with_transfers(events)), tuple(edges), clocks, tuple(reads))
 
 
-def _put(arrival: Event) -> str:
-    return f"put/{arrival.op}"
-
-
-def _post(arrival: Event) -> str:
-    """The op that puts a value to several hosts."""
-    return f"post/{copied_from(arrival.op)}"
+def _senders(event: Event) -> tuple[str, ...]:
+    """The op that may have put the value of an arrival to its host alone, or to several."""
+    if event.kind != ARRIVAL:
+        return ()
+    return f"put/{event.op}", f"post/{copied_from(event.op)}"
 
 
 def _with_transfers(events: Sequence[Event]) -> Iterator[Event]:
     """The events, with arrivals that begin with their puts."""
     puts = {(e.op, e.iteration): e for e in events if e.kind in (PUT, POST)}
-    target_of = {_put(event): event.host for event in events if event.kind == ARRIVAL}
+    target_of = {f"put/{event.op}": event.host for event in events if event.kind == ARRIVAL}
     for event in events:
         if event.kind == PUT and event.op in target_of:
             yield replace(event, lane=f"outbound:{target_of[event.op]}")
             continue
-        names = (_put(event), _post(event)) if event.kind == ARRIVAL else ()
-        put = next((puts[n, event.iteration] for n in names if (n, event.iteration) in puts), None)
+        known = (puts.get((name, event.iteration)) for name in _senders(event))
+        put = next(filter(None, known), None)
         if put is None:
             yield event
             continue

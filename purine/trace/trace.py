@@ -51,8 +51,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         assert all(event.start <= event.end for event in self.events)
-        ordered = tuple(sorted(self.events, key=_order))
-        object.__setattr__(self, "events", ordered)
+        object.__setattr__(self, "events", tuple(sorted(self.events, key=_order)))
 
     def __add__(self, other: Trace) -> Trace:
         """Both traces as one, for a run that was recorded in two parts."""
@@ -122,9 +121,9 @@ class Trace:
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _unreadable(path, "the file is not JSON", str(error)) from error
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-            found = "JSON of another form"
-            found += f", without {error}" if isinstance(error, KeyError) else f": {error}"
-            raise _unreadable(path, "the file is not a trace of purine", found) from error
+            cause = f", without {error}" if isinstance(error, KeyError) else f": {error}"
+            what, form = "the file is not a trace of purine", f"JSON of another form{cause}"
+            raise _unreadable(path, what, form) from error
 
 
 def _order(event: Event) -> tuple[int, bool, int]:
@@ -169,8 +168,7 @@ def window(trace: Trace, skip: int | None) -> tuple[int, int, int]:
         expected = f"0 to {len(iterations) - 1}" if iterations else "a trace with events"
         raise ConfigError(what, expected, str(skip), "skip fewer, or record more iterations")
     first = iterations[skip]
-    skipped = (event.end for event in events if event.iteration < first)
-    begin = max(skipped, default=events[0].start)
+    begin = max((event.end for event in events if event.iteration < first), default=events[0].start)
     return first, begin, max(event.end for event in events)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Literal, Required, TypedDict, Unpack
 
 from purine import kinds
 from purine.graph import Filler, Graph
@@ -12,49 +12,39 @@ from purine.kinds import Net, Var
 __all__ = ["classifier", "conv_norm", "conv_norm_relu", "conv_relu", "drop", "transformer"]
 
 
-def conv_norm(
-    x: Var, outputs: int, *, kernel: int, stride: int = 1, pad: int = 0, groups: int = 1, name: str
-) -> Var:
+class Window(TypedDict, total=False):
+    """The sizes of a convolution, as `purine.kinds.conv` takes them."""
+
+    kernel: Required[int]
+    stride: int
+    pad: int
+    groups: int
+
+
+def conv_norm(x: Var, outputs: int, *, name: str, **window: Unpack[Window]) -> Var:
     """A convolution without bias, then batch norm, whose shift stands for the bias."""
-    x = kinds.conv(
-        x, outputs, kernel=kernel, stride=stride, pad=pad, groups=groups, bias=False, name=name
-    )
+    x = kinds.conv(x, outputs, bias=False, name=name, **window)
     return kinds.batch_norm(x, name=f"{name}/bn")
 
 
-def conv_norm_relu(
-    x: Var, outputs: int, *, kernel: int, stride: int = 1, pad: int = 0, name: str
-) -> Var:
+def conv_norm_relu(x: Var, outputs: int, *, name: str, **window: Unpack[Window]) -> Var:
     """A convolution without bias, batch norm and a rectifier."""
-    x = conv_norm(x, outputs, kernel=kernel, stride=stride, pad=pad, name=name)
-    return kinds.relu(x, name=f"{name}/relu")
+    return kinds.relu(conv_norm(x, outputs, name=name, **window), name=f"{name}/relu")
 
 
 def conv_relu(
     x: Var,
     outputs: int,
     *,
-    kernel: int,
-    stride: int = 1,
-    pad: int = 0,
-    groups: int = 1,
     weight_filler: Filler,
     bias: float = 0.0,
     name: str,
+    **window: Unpack[Window],
 ) -> Var:
     """A convolution whose bias starts with one value, and a rectifier."""
-    x = kinds.conv(
-        x,
-        outputs,
-        kernel=kernel,
-        stride=stride,
-        pad=pad,
-        groups=groups,
-        name=name,
-        weight_filler=weight_filler,
-        bias_filler=Filler("constant", {"value": bias}),
-    )
-    return kinds.relu(x, name=f"{name}/relu")
+    constant = Filler("constant", {"value": bias})
+    layer = partial(kinds.conv, weight_filler=weight_filler, bias_filler=constant)
+    return kinds.relu(layer(x, outputs, name=name, **window), name=f"{name}/relu")
 
 
 def classifier(net: Net, scores: Var, label: Var, *, axis: int = 1) -> Graph:
@@ -99,8 +89,7 @@ def transformer(
         y = kinds.layer_norm(x, eps=eps, name=f"{name}/ln2")
         y = kinds.inner_product(y, hidden, axis=2, name=f"{name}/mlp/fc", weight_filler=first)
         y = kinds.gelu(y, approximate=approximate, name=f"{name}/mlp/gelu")
-        width = x.shape[2]
-        y = kinds.inner_product(y, width, axis=2, name=f"{name}/mlp/out", weight_filler=last)
+        y = kinds.inner_product(y, x.shape[2], axis=2, name=f"{name}/mlp/out", weight_filler=last)
         y = drop(y, dropout, name=f"{name}/mlp/drop")
         x = kinds.eltwise([x, y], name=f"{name}/add2")
     return kinds.layer_norm(x, eps=eps, name="ln")

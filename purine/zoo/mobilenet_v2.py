@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from purine.arguments import checked
 from purine.graph import Filler, Graph
 from purine.kinds import Net, Var, eltwise, global_pool, inner_product, relu6
-from purine.zoo._layers import classifier, conv_norm, drop
+from purine.zoo._layers import Window, classifier, conv_norm, drop
 
 __all__ = ["mobilenet_v2"]
 
@@ -59,11 +61,9 @@ def _inverted(x: Var, outputs: int, *, expansion: int, stride: int, name: str) -
     return eltwise([x, y], name=f"{name}/add") if x.shape == y.shape else y
 
 
-def _layer(
-    x: Var, outputs: int, *, kernel: int, stride: int = 1, groups: int = 1, name: str
-) -> Var:
-    pad = kernel // 2
-    x = conv_norm(x, outputs, kernel=kernel, stride=stride, pad=pad, groups=groups, name=name)
+def _layer(x: Var, outputs: int, *, name: str, **window: Unpack[Window]) -> Var:
+    window["pad"] = window["kernel"] // 2
+    x = conv_norm(x, outputs, name=name, **window)
     return relu6(x, name=f"{name}/relu6")
 
 

@@ -92,9 +92,8 @@ def read_text(path: Path, what: str, error: _Error) -> str:
     try:
         data = read_bounded(path, _BYTES)
     except (OSError, ValueError) as cause:
-        what = f"cannot read the {what}"
         expected = f"the path of a YAML file of at most {_BYTES >> 20} MiB"
-        raise unreadable(error, path, cause, expected, what) from cause
+        raise unreadable(error, path, cause, expected, f"cannot read the {what}") from cause
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as cause:

@@ -70,8 +70,8 @@ def from_yaml(text: str, *, file: str = "<text>") -> Graph:
         mistakes[0].more = tuple(mistakes[1:])
         raise mistakes[0]
     for op in builder.ops.values():
-        for name in op.outputs:
-            if name != NOTHING and name not in builder.blobs:
+        for name in op.results:
+            if name not in builder.blobs:
                 builder.blob(name, None, location=op.location, where=op.where)
     if not outputs_named:
         builder.outputs = list(builder.graph().sinks)
@@ -145,9 +145,8 @@ class _Fields:
         for item in self.items(key):
             size = item.value if isinstance(item, Scalar) else None
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-                raise self.wrong(
-                    item, f"has a {key!r} with a wrong item", "whole numbers from 0 up"
-                )
+                wrong = f"has a {key!r} with a wrong item"
+                raise self.wrong(item, wrong, "whole numbers from 0 up")
             sizes.append(size)
         return tuple(sizes)
 

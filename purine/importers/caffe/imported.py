@@ -131,8 +131,7 @@ class Imported:
     @checked
     def to_caffe(self, run: HasStates, path: StrPath) -> None:
         """Write the parameters of a run as a caffemodel; the file appears whole or not at all."""
-        states = gather_values(run.graph, run.states())
-        write_weights(Path(path), self.name, self.layers, states)
+        write_weights(Path(path), self.name, self.layers, gather_values(run.graph, run.states()))
 
     def _stored(self, root: StrPath | None) -> tuple[Stored, Stored | None]:
         roots = self.roots if root is None else (Path(root),)
@@ -218,17 +217,9 @@ def _imported(definition: Definition, options: Options, weights: Sequence[Path])
         values = {name: value.to(dtype_of(options.dtype)) for name, value in values.items()}
         notes += unset
     return Imported(
-        definition.train[0].get("name", ""),
-        net,
-        test,
-        definition.solver,
-        transform,
-        tuple(dict.fromkeys(notes)),
-        values,
-        tuple(scope.stored),
-        tuple(scope.sources),
-        test_sources,
-        options.roots,
+        *(definition.train[0].get("name", ""), net, test, definition.solver, transform),
+        *(tuple(dict.fromkeys(notes)), values, tuple(scope.stored), tuple(scope.sources)),
+        *(test_sources, options.roots),
     )
 
 

@@ -79,7 +79,7 @@ def pooling(layer: Layer) -> None:
     window = {"kernel": _short(kernel), "stride": _short(stride), "pad": _short(pad)}
     y = layer.emit("Pool", [x], method=method, **window, ceil=ceil)
     extents = zip(x.shape[-2:], kernel, stride, pad, strict=True)
-    if y.shape[-2:] != tuple(_pooled(*each, ceil=ceil) for each in extents):
+    if y.shape[-2:] != tuple(pooled(*each, ceil=ceil) for each in extents):
         what = f"layer {layer.name!r} has windows that lie outside of the image"
         sizes = f"stride {list(stride)} with kernel {list(kernel)} on {list(x.shape[-2:])}"
         remedy = "take a smaller stride, or a kernel of the size of the stride"
@@ -242,11 +242,9 @@ def crop(layer: Layer) -> None:
         what = f"layer {layer.name!r} cannot cut {list(x.shape)} to {list(like.shape)}"
         expected = f"equal dimensions, and one offset or {len(axes)}"
         raise settings.error(what, "offset", expected, f"offsets {offsets}")
-    cuts = [
-        (dim, offsets[place if len(offsets) > 1 else 0], like.shape[dim])
-        for place, dim in enumerate(axes)
-    ]
-    cuts = [cut for cut in cuts if cut[2] != x.shape[cut[0]] or cut[1]]
+    starts = offsets if len(offsets) > 1 else offsets * len(axes)
+    whole = zip(axes, starts, like.shape[axis:], strict=True)
+    cuts = [cut for cut in whole if cut[2] != x.shape[cut[0]] or cut[1]]
     for number, (dim, start, size) in enumerate(cuts):
         if number == len(cuts) - 1:
             layer.emit("Slice", [x], axis=dim, start=start, end=start + size)
@@ -285,8 +283,7 @@ def spatial_pyramid(layer: Layer) -> None:
         pad = tuple((rest + 1) // 2 for rest in spare)
         if any(p >= k for p, k in zip(pad, kernel, strict=True)):
             what = f"an image of {list(x.shape[2:])} has no {bins} x {bins} windows"
-            expected = f"at most {level}"
-            raise settings.error(what, "pyramid_height", expected, str(height))
+            raise settings.error(what, "pyramid_height", f"at most {level}", str(height))
         window = {"kernel": kernel, "stride": kernel, "pad": pad}
         pooled = layer.step(f"pool{level}", "Pool", [x], method=method, **window, ceil=True)
         if height == 1:
@@ -369,7 +366,7 @@ def _short(pair: tuple[int, int]) -> int | tuple[int, int]:
     return pair[0] if pair[0] == pair[1] else pair
 
 
-def _pooled(extent: int, kernel: int, stride: int, pad: int, *, ceil: bool) -> int:
+def pooled(extent: int, kernel: int, stride: int, pad: int, *, ceil: bool) -> int:
     """Caffe's size of a pooled image."""
     free = extent + 2 * pad - kernel
     size = (-(-free // stride) if ceil else free // stride) + 1

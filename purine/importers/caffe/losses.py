@@ -85,8 +85,7 @@ def _shaped(layer: Layer, value: Var, shape: Sequence[int]) -> Var:
         return value
     same = bool(shape and value.shape) and shape[0] == value.shape[0]
     # Written as 0, the number of samples is free to change with the batch.
-    wanted = (0, *shape[1:]) if same else shape
-    return layer.step("target", "Reshape", [value], shape=wanted)
+    return layer.step("target", "Reshape", [value], shape=(0, *shape[1:]) if same else shape)
 
 
 def _normalised(layer: Layer, default: str) -> dict[str, Attribute]:

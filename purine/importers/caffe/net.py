@@ -130,8 +130,7 @@ def build(net: Node, state: NetState, options: Options) -> tuple[Graph, Scope]:
     """The graph of a net in one state, checked."""
     chosen = layers_of(net, state)
     tops = frozenset(top for layer in chosen for top in layer.all("top"))
-    whole = frozenset(_whole(chosen))
-    scope = Scope(Net(dtype=options.dtype), state.phase, tops, whole, options)
+    scope = Scope(Net(dtype=options.dtype), state.phase, tops, frozenset(_whole(chosen)), options)
     _inputs(net, scope)
     for node in chosen:
         type = node.get("type")
@@ -143,11 +142,9 @@ def build(net: Node, state: NetState, options: Options) -> tuple[Graph, Scope]:
         translate(layer)
         layer.check_parameters()
         if layer.slots:
-            name = node.get("name", "")
-            scope.stored.append(StoredLayer(name, layer.type, tuple(layer.slots)))
+            scope.stored.append(StoredLayer(node.get("name", ""), layer.type, tuple(layer.slots)))
         _weigh(layer)
-    reported = dict.fromkeys([*scope.losses, *scope.unread.values()])
-    scope.net.builder.outputs = list(reported)
+    scope.net.builder.outputs = list(dict.fromkeys([*scope.losses, *scope.unread.values()]))
     return check(scope.net.builder.graph()), scope
 
 

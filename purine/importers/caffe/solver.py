@@ -72,8 +72,7 @@ def solver_of(node: Node) -> CaffeSolver:
     """The settings of a solver message, checked."""
     type: str = node.get("type", "SGD")
     if "solver_type" in node:
-        names = dict(zip(map(str.upper, _TYPES), _TYPES, strict=True))
-        type = names[node.get("solver_type")]
+        type = dict(zip(map(str.upper, _TYPES), _TYPES, strict=True))[node.get("solver_type")]
     _one_of(node, "type", type, _TYPES)
     regularization: str = node.get("regularization_type", "L2")
     _one_of(node, "regularization_type", regularization, ("L1", "L2"))

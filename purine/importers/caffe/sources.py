@@ -135,8 +135,7 @@ def _source(layer: Layer, shapes: Sequence[tuple[int, ...]], named: NamedSource)
     for top, shape in zip(layer.tops, shapes, strict=True):
         names.append(builder.blob(usable(top), shape, named.dtypes[top], where=layer.node.where))
         layer.put(top, Var(scope.net, names[-1]), report=False)
-    clock = [SEED, ITERATION]
-    builder.op(layer.op_name(), "Data", clock, names, lane="io", where=layer.node.where)
+    builder.op(layer.op_name(), "Data", [SEED, ITERATION], names, lane="io", where=layer.node.where)
 
 
 def _blob(layer: Layer, top: str, shape: Sequence[int]) -> Var:
@@ -148,8 +147,7 @@ def _blob(layer: Layer, top: str, shape: Sequence[int]) -> Var:
 def _check_one_each(layer: Layer, settings: Node, field: str, count: int) -> None:
     if count not in (1, len(layer.tops)):
         what = f"layer {layer.name!r} has {count} {field}s"
-        expected = f"1, or {len(layer.tops)}: one for each top"
-        raise settings.error(what, field, expected, str(count))
+        raise settings.error(what, field, f"1, or {len(layer.tops)}: one for each top", str(count))
 
 
 def _dims(node: Node) -> tuple[int, ...]:
@@ -168,8 +166,7 @@ def _no_size(layer: Layer, top: str, named: NamedSource) -> ConfigError:
     found = "none, and no source to look at"
     if named.path and path is None:
         what = f"the source {named.path!r} of {reader} is not there"
-        expected = f"it {within(roots)}"
-        found = "nothing at this path, and no size of its images"
+        expected, found = f"it {within(roots)}", "nothing at this path, and no size of its images"
     elif path is not None and is_leveldb(path):
         found = f"none, and {path} is a LevelDB, which cannot be read"
     remedy = f"in Python pass image=(3, 32, 32) or shapes={{{top!r}: (...)}}, or root= with the "

@@ -128,8 +128,7 @@ def weights_bytes(
             value = _state(states, layer, slot)
             size += value.numel() * value.element_size()
             if size > _LARGEST:
-                what = "the net is too large for a caffemodel"
-                remedy = "write a checkpoint instead"
+                what, remedy = "the net is too large for a caffemodel", "write a checkpoint instead"
                 raise ConfigError(what, f"at most {_LARGEST:,} bytes", "more", remedy, where=where)
             blob = entry.blobs.add()
             blob.shape.dim.extend(slot.shape)

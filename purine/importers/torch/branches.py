@@ -123,8 +123,7 @@ class Branches(AutogradMode):
             return _Truth(_FINITE[name], expected=True)
         if name in ("as_tensor", "tensor") and _are_counts(args[0]):
             return _Lengths(max(args[0]))
-        facts = [self._fact(value) for value in args[:2]]
-        match facts:
+        match [self._fact(value) for value in args[:2]]:
             case [_Draw() as draw, *_] if name in _COMPARISONS and len(args) == 2:
                 value = _compared(_COMPARISONS[name], draw, args[1])
                 return _Choice() if value is None else _Truth(value, expected=False)

@@ -191,8 +191,7 @@ class Translation:
         if aten.kind_of(kind) is None:
             raise self.emitter.refused(node, kind, "an ATen operator")
         if torch.Tag.nondeterministic_seeded in overload.tags and kind not in _DROPLESS:
-            expected = "a distribution that we can draw from"
-            raise self.emitter.refused(node, kind, expected, REMEDY)
+            raise self.emitter.refused(node, kind, "a distribution that we can draw from", REMEDY)
         values = node.all_input_nodes
         numbers = {value: number for number, value in enumerate(values)}
         inputs, attributes = aten.attributes_of(

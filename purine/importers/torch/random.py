@@ -86,8 +86,7 @@ def _permutation(t: Emitter, node: Node) -> bool:
     """The order that sorts random numbers."""
     if t.dtype_of(node) != "int64":
         return False
-    noise = _noise(t, node, "RandomUniform", "float64")
-    t.emit(node, "aten.argsort", [noise], [node])
+    t.emit(node, "aten.argsort", [_noise(t, node, "RandomUniform", "float64")], [node])
     return True
 
 
@@ -106,8 +105,7 @@ def _bernoulli_of(t: Emitter, node: Node) -> bool:
     if keep == 0.0:
         t.emit(node, "aten.zeros_like", [t.blobs[t.tensor(node, "self")]], [node])
         return True
-    settings = _settings(t, node, keep=keep)
-    mask = t.extra(node, "mask", "RandomMask", [SEED, ITERATION], settings)
+    mask = t.extra(node, "mask", "RandomMask", [SEED, ITERATION], _settings(t, node, keep=keep))
     t.emit(node, "aten.sign", [mask], [node])
     return True
 

@@ -95,8 +95,7 @@ def apply_function(original: classmethod[Function, ..., object]) -> object:
                 assert callable(run)
                 return run(*given)
             needs = tuple(isinstance(value, Tensor) and value.requires_grad for value in args)
-            internal = cls.__module__.startswith(_INTERNALS)
-            if any(needs) and torch.is_grad_enabled() and not internal:
+            if any(needs) and torch.is_grad_enabled() and not cls.__module__.startswith(_INTERNALS):
                 return _apply_with_rule(trace, cls, needs, args, kwargs)
         return original.__get__(None, cls)(*args, **kwargs)
 
@@ -112,9 +111,8 @@ def _apply_with_rule(
         returned = _forward(cls, context, args, kwargs)
     if context.dirty_tensors:
         changes = f"function {cls.__name__!r} changes its input in place"
-        expected = "a forward that leaves its inputs alone"
         remedy = "compute a new tensor in forward, and return that"
-        raise refusal(changes, expected, "ctx.mark_dirty", remedy)
+        raise refusal(changes, "a forward that leaves its inputs alone", "ctx.mark_dirty", remedy)
     results = list(returned) if isinstance(returned, tuple) else [returned]
     exempt = {id(value) for value in context.non_differentiable}
     pulled = {

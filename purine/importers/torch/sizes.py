@@ -17,7 +17,7 @@ from torch import Tensor
 
 from purine.analysis.infer import complete, with_batch
 from purine.errors import GraphError
-from purine.graph import NOTHING, Attribute, Builder, Graph, Op
+from purine.graph import Attribute, Builder, Graph, Op
 from purine.importers.torch.batch import Batch
 from purine.importers.torch.random import KINDS
 from purine.kinds.custom_gradient import CUSTOM_GRADIENT, rule_of, rule_text, shaped_rule
@@ -61,7 +61,8 @@ def counterpart(net: Graph, known: Graph, larger: Graph) -> Graph | None:
     builder = Builder(net)
     for name, op in net.ops.items():
         mine, there = known.ops.get(name), larger.ops.get(name)
-        if op.kind in _SIZELESS or not op.attributes or _counts_batches(op):
+        counter = op.kind == "aten.add.Tensor" and op.inputs[0].endswith("num_batches_tracked")
+        if op.kind in _SIZELESS or not op.attributes or counter:
             continue
         if mine is None or there is None or _form(mine) != _form(op):
             return None
@@ -77,11 +78,6 @@ def counterpart(net: Graph, known: Graph, larger: Graph) -> Graph | None:
         return complete(builder.graph())
     except GraphError:
         return None
-
-
-def _counts_batches(op: Op) -> bool:
-    """Whether an op is the counter of torch's batch norm."""
-    return op.kind == "aten.add.Tensor" and op.inputs[0].endswith("num_batches_tracked")
 
 
 def _form(op: Op) -> tuple[str, str, str | None]:
@@ -100,7 +96,7 @@ def follow_batch(net: Graph, other: Graph, fields: Sequence[str]) -> Graph:
         return net
     try:
         followed = _followed(net, other, field)
-        _check_shapes(followed, other, _extents(other, field)[0])
+        _check_shapes(followed, other, other.blobs[field].sizes[0])
         return followed
     except Unfit as unfit:
         return fix_batch(net, fields, unfit)
@@ -108,7 +104,7 @@ def follow_batch(net: Graph, other: Graph, fields: Sequence[str]) -> Graph:
 
 def _followed(net: Graph, other: Graph, field: str) -> Graph:
     _check_alike(net, other)
-    sizes = _extents(net, field)[0], _extents(other, field)[0]
+    sizes = net.blobs[field].sizes[0], other.blobs[field].sizes[0]
     builder = Builder(net)
     for name, op in net.ops.items():
         there = other.ops[name]
@@ -130,10 +126,10 @@ def fix_batch(net: Graph, fields: Sequence[str], unfit: Unfit) -> Graph:
     for op in net.ops.values():
         inputs = tuple(checked if name == field else name for name in op.inputs)
         builder.ops[op.name] = replace(op, inputs=inputs)
-    settings: dict[str, Attribute] = {"batch": _extents(net, field)[0], "because": unfit.because}
+    settings: dict[str, Attribute] = {"batch": net.blobs[field].sizes[0], "because": unfit.because}
     if unfit.op is not None:
         settings["holder"] = unfit.op.name
-        settings["held"] = next(name for name in unfit.op.outputs if name != NOTHING)
+        settings["held"] = unfit.op.results[0]
     builder.add(replace(blob, name=checked))
     builder.op(checked, "FixedBatch", [field], [checked], settings)
     return builder.graph()
@@ -179,7 +175,7 @@ def _following(
 ) -> Op:
     """The op with attributes that hold for both batch sizes, and so for any."""
     if op.kind == "aten.reshape":
-        shape, changing = _extents(net, op.outputs[0]), _changing(op.outputs[0], net, other)
+        shape, changing = net.blobs[op.outputs[0]].sizes, _changing(op.outputs[0], net, other)
         if len(changing) == 1:
             shape = tuple(-1 if axis in changing else e for axis, e in enumerate(shape))
             return replace(op, attributes={"shape": shape})
@@ -211,7 +207,7 @@ def _following_rule(
 
 
 def _follows(blob: str, net: Graph, other: Graph, sizes: tuple[int, int]) -> bool:
-    return (_extents(net, blob)[:1], _extents(other, blob)[:1]) == (sizes[:1], sizes[1:])
+    return (net.blobs[blob].sizes[:1], other.blobs[blob].sizes[:1]) == (sizes[:1], sizes[1:])
 
 
 def _with_batch_of(op: Op, index: int, name: str) -> Op:
@@ -225,7 +221,7 @@ def _with_batch_of(op: Op, index: int, name: str) -> Op:
 def _kept(op: Op, net: Graph, other: Graph) -> dict[str, Attribute]:
     """The attributes of an expansion, with -1 where its input has the batch's size already."""
     size = op.items("size")
-    before = len(size) - len(_extents(net, op.inputs[0]))
+    before = len(size) - len(net.blobs[op.inputs[0]].sizes)
     follows = {before + axis for axis in _changing(op.inputs[0], net, other)}
     kept = tuple(-1 if axis in follows else extent for axis, extent in enumerate(size))
     return {**op.attributes, "size": kept}
@@ -275,7 +271,7 @@ def _draw_by_sample(builder: Builder, op: Op, net: Graph, other: Graph) -> None:
     if axes[0] == 0:
         return
     swap: dict[str, Attribute] = {"dim0": 0, "dim1": axes[0]}
-    shape, dtype = _swapped(_extents(net, y), axes[0]), net.blobs[y].dtype
+    shape, dtype = _swapped(net.blobs[y].sizes, axes[0]), net.blobs[y].dtype
     drawn = builder.blob(builder.fresh(f"{op.name}/drawn"), shape, dtype)
     if op.kind == "Dropout":
         turned = builder.blob(builder.fresh(f"{op.name}/turned"), shape, dtype)
@@ -298,11 +294,5 @@ def _swapped(items: tuple[T, ...], index: int) -> tuple[T, ...]:
 
 def _changing(blob: str, net: Graph, other: Graph) -> list[int]:
     """The axes of a blob that differ between two traces."""
-    extents = zip(_extents(net, blob), _extents(other, blob), strict=True)
+    extents = zip(net.blobs[blob].sizes, other.blobs[blob].sizes, strict=True)
     return [axis for axis, (one, two) in enumerate(extents) if one != two]
-
-
-def _extents(graph: Graph, blob: str) -> tuple[int, ...]:
-    shape = graph.blobs[blob].shape
-    assert shape is not None
-    return shape

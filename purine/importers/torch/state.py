@@ -203,8 +203,7 @@ def refuse_written(step: nn.Module, exported: ExportedProgram) -> None:
     for path in written_parameters(exported):
         name = own_name(path)
         what = f"parameter {name!r} is changed by the module's own forward"
-        expected = "parameters that only a solver changes"
-        found = "a write to the parameter"
+        expected, found = "parameters that only a solver changes", "a write to the parameter"
         remedy = "make it a buffer, or compute with a new tensor and leave the parameter; if it "
         remedy += "changes between modes, call the module once as module.train() before the import"
         raise GraphError(what, expected, found, remedy, where=_owner_line(step, path), blob=name)

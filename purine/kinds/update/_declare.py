@@ -71,14 +71,9 @@ def update(
 
     def declare(formula: Formula) -> Kernel:
         parameters, tensors = _parameters(formula, slots), 2 + slots
-        solver = _Solver(
-            formula,
-            tensors,
-            (0, *range(2, tensors)),
-            fused,
-            {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY},
-            [p.name for p in parameters[tensors:]],
-        )
+        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        names = [p.name for p in parameters[tensors:]]
+        solver = _Solver(formula, tensors, (0, *range(2, tensors)), fused, defaults, names)
 
         @wraps(formula)
         def pure(*inputs: Tensor, **settings: Attribute) -> Results:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ from purine.kinds.update._declare import Step, update
 __all__ = ["AdaDeltaUpdate", "AdaGradUpdate", "AdamUpdate", "RmsPropUpdate"]
 
 
-def _fused_adagrad(*lists: list[Tensor], **settings: Any) -> bool:
+def _fused_adagrad(*lists: list[Tensor], lr: float, weight_decay: float, eps: float) -> bool:
     weights, gradients, totals = lists
-    steps = [torch.ones(())] * len(weights)
-    settings |= {"lr_decay": 0.0, "maximize": False}
-    torch._fused_adagrad_(weights, gradients, totals, steps, **settings)
+    steps, fused = [torch.ones(())] * len(weights), torch._fused_adagrad_
+    plain = partial(fused, weights, gradients, totals, steps, lr_decay=0.0, maximize=False)
+    plain(lr=lr, weight_decay=weight_decay, eps=eps)
     return True
 
 
