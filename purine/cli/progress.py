@@ -177,7 +177,7 @@ def _placement_text(plan: JobPlan) -> str:
     several = len({at.host for at in needs.peaks}) > 1
     lines = [
         _headline(plan),
-        "memory at the worst moment of an iteration, without what kernels need for themselves:",
+        "peak memory of an iteration, without temporary memory of kernels:",
         *(
             f"  {f'{at.host}:{at.device}' if several else at.device:<8} {megabytes(size):>12}"
             for at, size in needs.peaks.items()
