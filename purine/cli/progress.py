@@ -1,4 +1,4 @@
-"""Running a job from the command line: what is printed, and which exit code it ends with."""
+"""Running a job from the command line: the output and the exit code."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def _result(training: Training) -> str:
 
 
 def _nothing_left(training: Training) -> str:
-    """How to train longer when a resumed run was complete before."""
+    """How to train longer if a resumed run was already complete."""
     job = training.plan.job
     more = f"--iters {2 * job.iters}" if job.iters else f"--epochs {2 * (job.epochs or 0) or 1}"
     return (
