@@ -1,9 +1,9 @@
-"""A world in which hosts come and go: a server, and workers that join and leave while it runs.
+"""A world that hosts join and leave while it runs: a server, and workers.
 
-The server keeps the store where everybody meets. A worker asks there for a *seat*; the server
-answers with its name, the iteration it begins at, and the number of the *link* between the two.
-Both then open a transport of their own, which ends with the worker. No host waits for another one
-but these two, and nobody knows how many will come.
+The server keeps the store where all meet. A worker asks there for a *seat*. The server answers with
+its name, its first iteration, and the number of the *link*, the connection between the two. Both
+then open a transport of their own, which ends with the worker. Only these two hosts wait for each
+other, and the number of workers is not known in advance.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _LEAVE = "leave"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a host that wants to join says: the `link` that it asks for, its seat, if it wants one
-    alone, the transport, and its number among the hosts that were started together."""
+    """The request of a host that wants to join: the `link` that it asks for, a particular seat if
+    it wants one, the transport, and its number among the hosts that were started together."""
 
     link: int
     seat: int | None
@@ -69,7 +69,7 @@ class Question:
 
 
 class OpenWorld(World):
-    """The hosts as one of them sees it; made by `serving` or `joining`."""
+    """The hosts as seen from one of them; created by `serving` or `joining`."""
 
     def __init__(self, store: TCPStore, host: str, server: str, address: str) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class OpenWorld(World):
 
     @classmethod
     def serving(cls, address: str = "127.0.0.1", port: int = 0, host: str = "host0") -> OpenWorld:
-        """The world of the server, which is at this address; port 0 takes any that is free."""
+        """The world of the server at this address; port 0 takes any free port."""
         return cls(_connected(address, port, master=True), host, host, address)
 
     @classmethod
@@ -137,12 +137,12 @@ class OpenWorld(World):
 
     @classmethod
     def visiting(cls, address: str, port: int) -> OpenWorld:
-        """The world of somebody who wants to tell the hosts something, and does not train."""
+        """The world of a process that sends messages to the hosts and does not train."""
         return cls(_connected(address, port, master=False), "visitor", "server", address)
 
     @property
     def port(self) -> int:
-        """Where the store listens."""
+        """The port of the store."""
         return int(self._store.port)
 
     @property
@@ -157,7 +157,8 @@ class OpenWorld(World):
 
     @property
     def told(self) -> bool:
-        """Whether the server has ended the job, or told this host to leave; fails without it."""
+        """Whether the server has ended the job, or told this host to leave; fails if the server is
+        gone."""
         keys = [_OVER] if self._question is None else [_OVER, f"{_LEAVE}{self._question.link}"]
         return any(self._store.check([key]) for key in keys)
 
@@ -178,7 +179,7 @@ class OpenWorld(World):
         self._store.set(f"{_LEAVE}{link}", "1")
 
     def questions(self, asked: int) -> list[Question]:
-        """The questions of hosts that want to join, from number `asked` + 1 on."""
+        """The requests of hosts that want to join, from number `asked` + 1 on."""
         found: list[Question] = []
         while self._store.check([f"question{asked + len(found) + 1}"]):
             link = asked + len(found) + 1
@@ -187,7 +188,7 @@ class OpenWorld(World):
         return found
 
     def answer(self, question: Question, *, host: str, begin: int) -> None:
-        """Give a host a seat, by the name that it has from now on."""
+        """Give a host a seat, with its name from now on."""
         told = {"host": host, "server": self.server, "begin": begin}
         self._store.set(f"answer{question.link}", json.dumps(told))
 
@@ -196,8 +197,8 @@ class OpenWorld(World):
         self._store.set(f"answer{question.link}", json.dumps({"refused": True}))
 
     def confirmed(self, question: Question, digest: str, still: Callable[[], bool]) -> bool:
-        """Wait until the worker of a link is ready to connect; False if it does not come, or has
-        another graph, which it is told."""
+        """Wait until the worker of a link is ready to connect. False if it does not come, or if it
+        has another graph; then it is told so."""
         key, ends = f"ready{question.link}", monotonic() + _BUILDS
         while not self._store.check([key]):
             if monotonic() > ends or not still():
@@ -208,7 +209,8 @@ class OpenWorld(World):
         return fits
 
     def ready(self, digest: str) -> None:
-        """Tell the server that this host has built its graph; an error if that has another."""
+        """Report to the server that this host has built its graph; raises if the server has
+        another."""
         assert self._question is not None
         link = self._question.link
         try:
@@ -271,7 +273,7 @@ class OpenWorld(World):
                 raise difference(name, {self.server: told[name], self.host: value})
 
     def compare_step(self, step: Graph) -> None:
-        """Both ends of a link compare their graphs when it is made."""
+        """Both ends of a link compare their graphs when it is opened."""
 
     def gather(
         self, graph: Graph, values: Mapping[str, Tensor], names: Collection[str]
@@ -288,10 +290,11 @@ class OpenWorld(World):
         return wanted or self.over
 
     def barrier(self) -> None:
-        """Nobody waits for anybody."""
+        """Does nothing: no host waits for others."""
 
     def close(self) -> None:
-        """Leave; a process of an MPI job stays until the server does, since MPI ends it otherwise.
+        """Leave. A process of an MPI job stays until the server leaves, since MPI ends it
+        otherwise.
 
         The store ends with the process of the server.
         """
@@ -315,7 +318,7 @@ def _connected(address: str, port: int, *, master: bool) -> TCPStore:
 
 
 def _own_address(address: str, port: int) -> str:
-    """The address of this host in the network that leads to the server."""
+    """The address of this host in the network towards the server."""
     told = os.environ.get("PURINE_ADDRESS")
     if told:
         return told
