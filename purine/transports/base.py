@@ -292,7 +292,7 @@ class Transport(ABC):
         """Write a value into its slot at a peer and notify it. The value may change afterwards."""
 
     def posted(self, peer: str, channel: int, version: int, value: Tensor) -> Tensor:
-        """The memory in which this host reads a value that it has posted: the same as for others."""
+        """The memory in which this host reads a value that it has posted, as the others do."""
         return value.clone()
 
     @abstractmethod

@@ -53,7 +53,7 @@ class Communicator(ABC):
         """Free what the communicator has on a GPU. All hosts call it after their last call."""
 
     def abort(self) -> None:  # noqa: B027
-        """Release a GPU that waits for peers. Lines of unfinished calls have arbitrary values then."""
+        """Release a GPU that waits for peers; lines of unfinished calls are then undefined."""
 
 
 class GlooCommunicator(Communicator):

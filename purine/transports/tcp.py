@@ -75,7 +75,7 @@ class _Incoming:
     """How many bytes have to be there before the system tells."""
 
     def sleep(self) -> None:
-        """Let the system wake this thread only when the payload, or a portion of it, has arrived."""
+        """Let the system wake this thread only when the payload or a portion has arrived."""
         count = min(len(self.payload), _PORTION) or 1
         if count != self.awaited:
             self.awaited = count

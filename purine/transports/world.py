@@ -202,7 +202,7 @@ def _hashed(lines: Iterable[str]) -> str:
 
 
 def _template(step: Graph) -> list[str]:
-    """The part of a step that all hosts share: its states, and the ops of a replica and of updates."""
+    """The part of a step that all hosts share: states, and the ops of a replica and of updates."""
     lines = {f"{state.read} {state.filler} {state.lr_mult}" for state in step.states.values()}
     for op in step.ops.values():
         origin = origin_of(op)
