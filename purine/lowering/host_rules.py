@@ -1,8 +1,8 @@
-"""What holds between the parts of hosts, which the rules of one graph cannot see.
+"""Rules between the parts of hosts, which the rules of one graph cannot check.
 
-A channel has two ends: a `Put` in the part of one host and an `Arrival` in that of another. Their
-blobs lie in memory alike. The hosts of a group make the same collectives in the same order. And no
-op waits for itself through other hosts.
+A channel has two ends: a `Put` in the part of one host and an `Arrival` in that of another, whose
+blobs have the same form in memory. The hosts of a group make the same collectives in the same
+order. And no op waits for itself through other hosts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Key = tuple[str, str, int]
 
 
 def host_problems(step: Graph) -> list[GraphError]:
-    """What is wrong between the parts of a step's hosts; nothing for a step on one.
+    """What is wrong between the parts of a step's hosts; empty for a step on one host.
 
     >>> import purine as pu
     >>> net = pu.zoo.mlp(batch=8)
@@ -106,7 +106,7 @@ def _channel_problems(
 
 
 def _form(channel: Channel) -> str:
-    """How the value of a channel lies in memory."""
+    """The form of the value of a channel in memory."""
     blob = channel.blob
     if blob is None:
         return "no value"
@@ -158,12 +158,12 @@ def _order_problems(parts: Mapping[str, Graph]) -> Iterator[GraphError]:
 
 
 def _calls(order: Sequence[tuple[str, str]], at: int) -> str | None:
-    """The collective at a place of an order, if it has as many."""
+    """The collective at a position of an order, if there is one."""
     return order[at][0] if at < len(order) else None
 
 
 def _call(part: Graph, one: Collective, op: Op) -> str:
-    """What all hosts have alike of a collective."""
+    """The properties of a collective that all hosts must share."""
     blobs = op.inputs or op.outputs
     forms = " ".join(f"{part.blobs[b].dtype} {list(part.blobs[b].shape or ())}" for b in blobs)
     name = "" if one.kind == BROADCAST else f" {one.op}"
