@@ -13,7 +13,7 @@ _STIFFNESS = 0.9
 
 
 def easgd(worker: Worker) -> None:
-    """Now and then a worker and the center move towards each other."""
+    """At intervals, a worker and the center move towards each other."""
     every = worker.rule.count("every")
     given = worker.rule.value("alpha")
     alpha = _STIFFNESS / worker.count if given is None else worker.rule.number("alpha")

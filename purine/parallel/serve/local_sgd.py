@@ -1,4 +1,5 @@
-"""Local SGD and DiLoCo: a worker takes several steps, and adds its way to the shared parameters."""
+"""Local SGD and DiLoCo: a worker takes several steps, and adds its change to the shared
+parameters."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ __all__ = ["diloco", "local"]
 
 
 def local(worker: Worker) -> None:
-    """The shared parameters move by the mean way of the workers."""
+    """The shared parameters move by the mean change of the workers."""
     _steps(worker, 1.0 / worker.count, None)
 
 
 def diloco(worker: Worker) -> None:
-    """The shared parameters move along the ways of the workers, with Nesterov momentum."""
+    """The shared parameters move along the changes of the workers, with Nesterov momentum."""
     rule = worker.rule
     _steps(worker, rule.number("outer_lr") / worker.count, rule.number("outer_momentum"))
 
