@@ -30,7 +30,7 @@ DATA_SET = "fashion-mini"
 
 
 class Resume(Enum):
-    """What a resumed run does with an option that is given."""
+    """How a resumed run treats a given option."""
 
     SAME = auto()  # it must be what the run was started with
     CHANGE = auto()  # it may differ; the run may not end sooner or change its learning rate
@@ -102,7 +102,7 @@ class Option:
         return dataclasses.field(default=default, metadata={"option": self})
 
     def from_command_line(self, value: object) -> object:
-        """The value of the option that arguments of the command line stand for."""
+        """The value of the option for the arguments of the command line."""
         if isinstance(value, list | tuple):
             return ",".join(value)
         return self.parse(value) if self.parse is not None and isinstance(value, str) else value
@@ -328,7 +328,7 @@ class JobOptions:
 
 
 def _table() -> dict[str, Option]:
-    """The options by name, each with what its field says of it."""
+    """The options by name, each completed from its field."""
     hints = typing.get_type_hints(JobOptions)
     options: dict[str, Option] = {}
     for item in dataclasses.fields(JobOptions):
