@@ -68,7 +68,7 @@ def peaks(
     unsegmented: Graph | None = None,
     credit: int = 1,
 ) -> Peaks:
-    """The same, and the most that all devices hold at one moment."""
+    """The same, and the most that all devices hold together at one moment."""
     whole = unsegmented or graph
     # A segment that runs as one call holds all its inputs and results at once.
     one_by_one = {k: v for k, v in (members or {}).items() if lookup(v[0]).variants.many is None}

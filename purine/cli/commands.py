@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "replay": (
         "reports:replay",
-        "Train a run of workers again in the order that it recorded, and compare the parameters.",
+        "Repeat an asynchronous run in the order that it recorded, and compare the parameters.",
     ),
     "launch": (
         "launch:launch",
@@ -40,19 +40,19 @@ COMMANDS = {
     ),
     "join": (
         "join:join",
-        "Train as a worker of a job that is going on, until it ends or Ctrl-C.",
+        "Train as a worker of a running job, until it ends or Ctrl-C.",
     ),
     "leave": (
         "join:leave",
-        "Tell a worker of a running job to bring what it has learnt and to leave.",
+        "Tell a worker of a running job to send its remaining updates and leave.",
     ),
     "predict": (
         "predict:predict",
-        "Tell how fast a job will run, what it needs, and what limits it. Nothing runs.",
+        "Predict how fast a job will run, what it needs, and what limits it. Nothing runs.",
     ),
     "plan": (
         "plan:plan",
-        "Search the schemes for a job's devices, and write the best one as a job that runs.",
+        "Search the schemes for a job's devices, and write the best one as a job file.",
     ),
     "plot": (
         "plot:plot",
@@ -65,7 +65,7 @@ COMMANDS = {
     ),
     "compare": (
         "runs:compare",
-        "Tell how two runs differ: in settings, in numbers, and in time.",
+        "Show how two runs differ: in settings, in numbers, and in time.",
     ),
     "calibrate": (
         "calibrate:calibrate",

@@ -157,7 +157,7 @@ def _asked_graph(
     after: str | None,
     **net: Any,
 ) -> Lowered:
-    """The net or its training step, lowered as far as it is asked for."""
+    """The net or its training step, lowered as far as the options ask."""
     from purine import lowering
     from purine.lowering.hosts import hosts_of
     from purine.lowering.workers import has_workers
@@ -179,7 +179,7 @@ def _asked_graph(
 
 
 def _net_arguments(net: str, batch: int | None, image: str | None) -> dict[str, object]:
-    """The arguments of a net of the zoo, of those that are given."""
+    """The given options that are arguments of this net of the zoo."""
     from inspect import signature
 
     from purine import zoo

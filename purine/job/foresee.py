@@ -1,4 +1,4 @@
-"""What a job will do before it starts: its step, simulated on the devices that it names.
+"""Predictions for a job: its step, simulated on the devices that it names.
 
 Times of ops come from a trace of the same job, from one of the same net on other devices, or from
 the profile of the machine, in this order.
@@ -46,9 +46,9 @@ _LINK = Link("10gbit", 1.25e9, 50e-6)
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A machine that is not there: links between hosts, and devices that are slow.
+    """A hypothetical machine: other links between hosts, and slow devices.
 
-    `slow` gives speeds by (host or "", device). `transport` is the one that hosts would use.
+    `slow` gives speeds by (host or "", device). `transport` is the one between hosts.
     """
 
     link: Link | None = None
@@ -58,7 +58,7 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Source:
-    """A recorded trace, and the plan of the job that it is of, if its folder has one.
+    """A recorded trace, and the plan of its job, if its folder has one.
 
     `others` are traces of the same net, with other batches or devices.
     """
@@ -71,9 +71,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Foresight:
-    """A prediction of a job: the figures of its step, what limits it, and how long it takes.
+    """A prediction of a job: the figures of its step, what limits it, and how long the job takes.
 
-    `basis` says where the times come from. `notes` are what was assumed.
+    `basis` is the source of the times. `notes` are the assumptions.
     """
 
     prediction: Prediction
@@ -151,7 +151,7 @@ def foresight(plan: JobPlan, **told: Unpack[Told]) -> Foresight:
 
 
 class _Setting:
-    """A job, where the times of its ops come from, and the machine that it is to run on."""
+    """A job, the source of the times of its ops, and the machine that it is to run on."""
 
     def __init__(self, plan: JobPlan, told: Told) -> None:
         self.plan, self.told = plan, told
@@ -245,7 +245,7 @@ class _Setting:
         return peaks
 
     def notes(self) -> tuple[str, ...]:
-        """What was assumed."""
+        """The assumptions."""
         notes = []
         if len(self.hosts) > 1 and self.what_if.link is None:
             notes.append("hosts are taken to be joined by 10 Gbit/s; --what-if link=1gbit says")
@@ -255,7 +255,7 @@ class _Setting:
 
 
 def _same_step(plan: JobPlan, source: Source) -> bool:
-    """Whether a trace is of this very job: its devices, its scheme and its batch."""
+    """Whether a trace is of the same job: its devices, its scheme and its batch."""
     other = source.plan
     return other is not None and other.step == plan.step and other.job.threads == plan.job.threads
 
@@ -277,8 +277,8 @@ def _known(plan: JobPlan, trace: Trace) -> list[Known]:
 
 
 def _cores(plan: JobPlan) -> dict[tuple[str, str], tuple[int, ...]]:
-    """The cores of each device, as `machine.cores` gives them out; those of a machine that is not
-    there are as many as its devices need."""
+    """The cores of each device, as `machine.cores` assigns them; a machine that does not exist has
+    as many as its devices need."""
     job, cores = plan.job, {}
     devices: dict[str, list[str]] = {}
     for op in plan.step.ops.values():
@@ -315,7 +315,7 @@ def _wire(name: str, profile: Profile) -> Wire:
 
 
 def refuse_workers(plan: JobPlan) -> None:
-    """Refuse a job of workers, which the simulator does not know."""
+    """Refuse a job of asynchronous workers, which the simulator does not model."""
     scheme = scheme_of(plan.job)
     if scheme is not None and scheme.asynchronous is not None:
         what = "a job of workers that do not wait for each other is not predicted"

@@ -1,4 +1,4 @@
-"""Sizes of memory as people write them."""
+"""Sizes of memory as text."""
 
 from __future__ import annotations
 

@@ -30,10 +30,10 @@ __all__ = ["LOWERING", "Options", "Pass", "lower", "options_for"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What may differ between two lowerings of one step.
+    """The options of a lowering.
 
     With `segments` the ops of a lane are dispatched in groups. A trace of single ops needs them
-    single. `host` is the host whose part is lowered; None stands for the only one.
+    single. `host` is the host whose part is lowered; None stands for the only host.
     """
 
     segments: bool = False
@@ -42,11 +42,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One rewrite of lowering.
+    """One pass of lowering.
 
-    `why` says in one sentence what the pass is for. `rules` are those that its result obeys. The
-    pass is skipped where `applies` is false of the options. With `whole` its result has all inputs,
-    states and outputs of the graph before it.
+    `why` is its purpose in one sentence. `rules` are those that its result obeys. The pass is
+    skipped if `applies` is false for the options. With `whole` its result has all inputs, states
+    and outputs of the graph before it.
     """
 
     name: str
@@ -109,7 +109,7 @@ LOWERING: tuple[Pass, ...] = (
 
 
 def options_for(step: Graph, host: str | None = None) -> Options:
-    """The options with which a step runs fastest, on this host of several.
+    """The options with which a step runs fastest on this host.
 
     Ops of GPUs are enqueued one by one: enqueueing is cheap, and streams overlap them.
     """
