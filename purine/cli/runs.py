@@ -179,7 +179,7 @@ def _compared(made: Comparison, top: int) -> str:
 
 def _losses(made: Comparison) -> str:
     if not made.common:
-        return "losses: no iteration of which both runs wrote one"
+        return "losses: no iteration that both runs logged"
     if made.parting is None:
         return f"losses: equal in every bit in the {made.common} iterations that both wrote"
     one, two = made.parting.losses

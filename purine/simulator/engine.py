@@ -452,7 +452,7 @@ class Engine:
                     lines.append(f"put {name!r} of {host.part.host!r} for a slot ({iteration})")
         return StallError(
             "the simulated hosts wait for each other",
-            expected="every op to become ready in the end",
+            expected="every op to become ready",
             found="; ".join(lines[:8]),
             remedy="purine check prints the cycle",
         )

@@ -222,6 +222,6 @@ def _targets(ends: Ends | None, plan: Plan) -> dict[int, tuple[tuple[str, int], 
 
 def _refuse_workers(graph: Graph) -> None:
     if has_workers(graph):
-        what = "a step of workers that do not wait for each other is not simulated"
+        what = "asynchronous workers are not simulated"
         remedy = "predict the synchronous scheme, or run a few iterations with --trace"
         raise ConfigError(what, "a step without asynchronous states", "workers", remedy)
