@@ -73,7 +73,7 @@ COMMANDS = {
     ),
     "explain": (
         "explain:explain",
-        "Lay the prediction of a run beside what was recorded, and name the ops where they part.",
+        "Compare a recorded run with its prediction, op by op.",
     ),
     "check": (
         "reports:check",

@@ -23,7 +23,7 @@ def explain(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Rows of each table.")] = 10,
 ) -> None:
-    """Lay the prediction of a run beside what was recorded, and name the ops where they part.
+    """Compare a recorded run with its prediction, op by op.
 
     The prediction takes times from the profile that `purine calibrate` measured, or from the trace
     of another run. Ops of all devices that come from one op of the net are added up.

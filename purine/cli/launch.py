@@ -127,7 +127,9 @@ class _Hosts:
     def _note(self, process: subprocess.Popen[str], code: int) -> None:
         if code not in (0, *_STOPPED):
             host = f"host{self.processes.index(process)}"
-            print(f"{host}: ended with code {code}; the others go on", file=sys.stderr, flush=True)
+            print(
+                f"{host}: ended with code {code}; the others continue", file=sys.stderr, flush=True
+            )
 
     def _send(self, number: int) -> None:
         for process in self.processes:

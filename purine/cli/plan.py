@@ -116,7 +116,7 @@ def _text(searched: Searched, out: Path | None) -> str:
         more = f" and {len(which) - 3} others" if len(which) > 3 else ""
         lines.append(f"out: {'; '.join(which[:3])}{more}: {why}")
     if len(reasons) > 20:
-        lines.append(f"out for other reasons: {sum(map(len, list(reasons.values())[20:]))}")
+        lines.append(f"dropped for other reasons: {sum(map(len, list(reasons.values())[20:]))}")
     if searched.ties:
         names = "; ".join(str(one.candidate) for one in searched.ties[:3])
         lines.append(

@@ -218,7 +218,7 @@ def _failed_output(training: Training, error: OSError, progress: str) -> ConfigE
         what, remedy = "the run is complete", f"see {training.folder.path}"
     else:
         what = f"the run {progress}, with a checkpoint"
-        remedy = f"go on with output to another place: {_resume_command(training)}"
+        remedy = f"continue with output to another place: {_resume_command(training)}"
     return unwritable(error, f"cannot write the output; {what}", remedy)
 
 

@@ -179,7 +179,7 @@ def _compared(pair: Comparison, top: int) -> str:
 
 def _losses(pair: Comparison) -> str:
     if not pair.common:
-        return "losses: no iteration of which both runs wrote one"
+        return "losses: no iteration that both runs logged"
     if pair.parting is None:
         return f"losses: equal in every bit in the {pair.common} iterations that both wrote"
     one, two = pair.parting.losses

@@ -18,7 +18,7 @@ __all__ = ["status"]
 
 
 def status(
-    run: Annotated[Path, argument("The folder of a run that is going on.")],
+    run: Annotated[Path, argument("The folder of a running job.")],
     wait: Annotated[
         float, typer.Option(min=0.1, max=60.0, help="Seconds to wait for answers.")
     ] = 4.0,

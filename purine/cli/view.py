@@ -86,7 +86,7 @@ def _part(path: Path) -> Part:
         "this cannot be shown",
         "the folder of a run, a graph in .yaml, or a trace.json",
     )
-    found = "a file of another sort" if path.exists() else "nothing there"
+    found = "a file of another type" if path.exists() else "nothing there"
     raise ConfigError(what, expected, found, "check the path", where=path)
 
 

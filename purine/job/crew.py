@@ -243,11 +243,11 @@ class Crew:
         if account.leaves:
             _log.info("worker %d has left", number)
         else:
-            _log.warning("worker %d is lost; the job goes on with %d", number, left)
+            _log.warning("worker %d is lost; the job continues with %d", number, left)
 
     def _give_up(self) -> None:
         raise RunError(
-            f"no worker has been there for {_ALONE:.0f} s",
+            f"no worker has been present for {_ALONE:.0f} s",
             expected="at least one worker on another host",
             found="none",
             remedy="start the job again with --resume: the last checkpoint is intact",
@@ -263,7 +263,7 @@ class Crew:
         self._run.serve(lambda run: not greeter.taken or monotonic() > ends)
         if greeter.present:
             late = ", ".join(map(str, greeter.present))
-            _log.warning("worker %s does not end; what it has not brought is lost", late)
+            _log.warning("worker %s does not end; the updates that it has not sent are lost", late)
 
 
 def _teams(graph: Graph) -> Iterator[tuple[int, str]]:

@@ -184,7 +184,7 @@ class RunFolder:
         missing = missing_keys(options)
         if missing:
             raise ConfigError(
-                "the job of this run is not whole",
+                "the job of this run is not complete",
                 where=self.config_file,
                 expected="every option that the run was started with, as `purine train` wrote it",
                 found=f"no {', '.join(missing)}",
@@ -263,9 +263,9 @@ class RunFolder:
                 assert type(row["iteration"]) is int
                 assert "test_loss" not in row or row.keys() >= {"epoch", "test_accuracy"}
             except (ValueError, KeyError, TypeError, AssertionError):
-                expected = 'a JSON object with "iteration", and that of a test whole'
+                expected = 'a JSON object with "iteration"; that of a test complete'
                 where, found = f"{self.metrics_file}:{number}", repr(line[:80])
-                remedy = "mend or remove this line"
+                remedy = "correct or remove this line"
                 raise ConfigError(what, expected, found, remedy, where=where) from None
             rows.append(row)
         return rows

@@ -176,7 +176,7 @@ class _Setting:
     def _times(self) -> tuple[Times, str]:
         source = self.source
         if source is None:
-            basis = "guesses, since no profile was measured: purine calibrate"
+            basis = "guesses, since no profile was measured (run purine calibrate)"
             if self.profile.kernels.points:
                 basis = f"the profile {self.profile.name!r}"
             return ProfileTimes(self.profile), f"times are {basis}"
@@ -188,7 +188,9 @@ class _Setting:
         known = _known(source.plan, source.trace)
         for other in source.others:
             known += [] if other.plan is None else _known(other.plan, other.trace)
-        return TraceTimes(known, profile=self.profile), "times are those of the same net elsewhere"
+        return TraceTimes(
+            known, profile=self.profile
+        ), "times are those of the same net on other devices"
 
     def _machine(self) -> Machine:
         """The machine of the job, as it is."""
@@ -248,7 +250,9 @@ class _Setting:
         """The assumptions."""
         notes = []
         if len(self.hosts) > 1 and self.what_if.link is None:
-            notes.append("hosts are taken to be joined by 10 Gbit/s; --what-if link=1gbit says")
+            notes.append(
+                "hosts are assumed to be joined by 10 Gbit/s; change it with --what-if link="
+            )
         if len(self.hosts) > 1:
             notes.append(f"values go between hosts over {self.what_if.transport}")
         return tuple(notes)
@@ -318,7 +322,7 @@ def refuse_workers(plan: JobPlan) -> None:
     """Refuse a job of asynchronous workers, which the simulator does not model."""
     scheme = scheme_of(plan.job)
     if scheme is not None and scheme.asynchronous is not None:
-        what = "a job of workers that do not wait for each other is not predicted"
+        what = "asynchronous workers are not predicted"
         remedy = "predict the synchronous scheme"
         found = str(scheme.asynchronous)
         raise ConfigError(what, "replicas, pipelines, cut layers", found, remedy)

@@ -43,7 +43,7 @@ def foresight_of_many(
         profile=profile,
         shape=lambda machine: fold.machine(machine, hosts),
     )
-    note = f"{fold.kept} of {fold.data} replicas were simulated and stand for all"
+    note = f"{fold.kept} of {fold.data} replicas were simulated and represent all"
     return base, replace(
         foretold,
         samples_per_second=base.samples_per_iteration / foretold.prediction.seconds,

@@ -166,7 +166,7 @@ def refuse_many(candidate: Candidate) -> None:
     count = len(candidate.devices)
     if count > _MOST:
         raise ConfigError(
-            f"no replicas stand for all {count} devices",
+            f"no replicas can represent all {count} devices",
             expected="equal replicas that fill hosts, or fill them together",
             found=str(candidate),
             remedy="let pipeline times model divide the devices of a host, or be a multiple",

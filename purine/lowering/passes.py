@@ -68,7 +68,7 @@ LOWERING: tuple[Pass, ...] = (
     ),
     Pass(
         "aliases",
-        "Copies between devices that share memory move nothing, so they are not dispatched.",
+        "Copies between devices that share memory move no bytes, so they are not dispatched.",
         lambda graph, options: without_aliases(graph),
         SHARED_MEMORY_RULES,
     ),
@@ -86,20 +86,20 @@ LOWERING: tuple[Pass, ...] = (
     ),
     Pass(
         "products",
-        "Between hosts, gradients of large parameters go into memory that is kept.",
+        "On several hosts, gradients of large parameters are written to memory that is reused.",
         lambda graph, options: with_kept_products(graph),
         SHARED_MEMORY_RULES,
         applies=lambda options: options.host is not None,
     ),
     Pass(
         "packing",
-        "Filters that several convolutions read are laid out for the library's kernels once.",
+        "Filters that several convolutions read are reordered for the library's kernels once.",
         lambda graph, options: with_packed_filters(graph),
         PACKED_RULES,
     ),
     Pass(
         "segments",
-        "Ops that follow each other on a lane are dispatched as one, without the interpreter.",
+        "Consecutive ops of a lane are dispatched as one, without the interpreter.",
         lambda graph, options: joined(graph),
         PACKED_RULES,
         applies=lambda options: options.segments,

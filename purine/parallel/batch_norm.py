@@ -77,8 +77,8 @@ class _Synchronised:
             return peers
         what = f"op {op.name!r} ({op.kind}) at {op.location} is not in all replicas"
         found = f"{len(peers)} of {len(ops)} replicas that have it"
-        remedy = "make all steps from one net; recompute behind replicate, or blocks by name"
-        raise GraphError(what, "steps that differ in their batch alone", found, remedy, op=op)
+        remedy = "make all steps from one net; recompute after replicate, or name the blocks"
+        raise GraphError(what, "steps that differ only in their batch", found, remedy, op=op)
 
     def _forward(self, rest: str, peers: Sequence[Op]) -> None:
         builder, settings = self.builder, peers[0].attributes

@@ -87,7 +87,7 @@ def _refuse(step: Graph) -> None:
         "devices of several hosts": len(hosts) > 1,
         "layers that are cut over devices": bool(shards_of(step)),
         "workers, whose reads are stale anyway": any(op.worker for op in step.ops.values()),
-        "parameters that are read late already": any(map(is_late, step.states)),
+        "parameters that are already read late": any(map(is_late, step.states)),
     }
     for reason, applies in found.items():
         if applies:

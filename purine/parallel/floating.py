@@ -62,6 +62,6 @@ def _cannot(found: str, op: Op | None = None) -> ConfigError:
         op=op,
         expected="copies of the net on CPU devices that do not wait for each other",
         found=found,
-        remedy="use replicas and micro-batches alone, on CPU devices, without synchronised batch "
+        remedy="use only replicas and micro-batches, on CPU devices, without synchronised batch "
         "norm; or leave floating out",
     )

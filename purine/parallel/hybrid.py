@@ -121,7 +121,7 @@ class _Parts:
         self.axes = self._axes()
         real = any(net.blobs[name].dtype.startswith("float") for name in self.border)
         if not real or not any(lookup(op).loss for op in self.rest):
-            expected = "convolutions, and behind them inner products and a loss"
+            expected = "convolutions, and after them inner products and a loss"
             found = f"{len(front)} ops before the border, {len(self.rest)} behind it"
             remedy = "name another border with split, or use shard or replicate"
             raise GraphError("the net has no two parts", expected, found, remedy)

@@ -173,8 +173,8 @@ def _refuse_unlike(places: Sequence[Sequence[Location]]) -> None:
     for group in zip(*places, strict=True):
         if len(set(map(machines.is_cpu, group))) > 1:
             what = "these devices have no collective in common"
-            expected = "topology 'native' over GPUs alone, or over CPU devices alone"
-            remedy = "name devices of one sort, or use topology 'sharded'"
+            expected = "topology 'native' over GPUs only, or over CPU devices only"
+            remedy = "name devices of one type, or use topology 'sharded'"
             raise wrong_devices(what, expected, ", ".join(map(str, group)), remedy)
 
 
@@ -191,7 +191,7 @@ def _refuse(
         if other.states.keys() != base.states.keys():
             differing = sorted(other.states.keys() ^ base.states.keys())[0]
             what = "the steps of the replicas are not of one net"
-            expected = "steps that differ in their batch alone"
+            expected = "steps that differ only in their batch"
             found = f"state {differing!r} in one of them only"
             remedy = "build all from one net: with_batch(net, n)"
             raise GraphError(what, blob=differing, expected=expected, found=found, remedy=remedy)

@@ -56,7 +56,7 @@ class Schedule:
         _refuse_wrong_units(self)
         cycle = _cycle(self)
         if cycle:
-            expected = "units of every device behind those they wait for"
+            expected = "units of every device after those they wait for"
             found = " waits for ".join(map(str, (*cycle, cycle[0])))
             remedy = "move one of them to another place in its row"
             raise _wrong("its units wait for each other", expected, found, remedy)

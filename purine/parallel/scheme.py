@@ -148,13 +148,13 @@ class Scheme:
             remedy = "give model, the number of devices, or leave hybrid out"
             refuse(f"a hybrid net over {self.model} device", expected, found, remedy)
         if self.hybrid and self.pipeline > 1:
-            expected, found = "hybrid=true with data and model alone", f"pipeline={self.pipeline}"
+            expected, found = "hybrid=true with only data and model", f"pipeline={self.pipeline}"
             remedy = "leave hybrid out (layers are then cut over the model devices), or pipeline"
             refuse("a hybrid net cannot be a pipeline", expected, found, remedy)
         if self.floating and self.pipeline * self.model > 1:
             found = f"pipeline={self.pipeline}, model={self.model}"
-            remedy = "leave floating out, or train with replicas and micro-batches alone"
-            expected = "floating=true with data and micro alone"
+            remedy = "leave floating out, or train with only replicas and micro-batches"
+            expected = "floating=true with only data and micro"
             refuse("parts of a net cannot float", expected, found, remedy)
         for name in _OF_PIPELINES:
             if self.pipeline == 1 and getattr(self, name):

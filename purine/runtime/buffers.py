@@ -177,5 +177,5 @@ class Buffers:
             op=op,
             expected="a kernel that takes its inputs",
             found=f"{type(error).__name__} on {given or 'no inputs'}",
-            remedy="mend the inputs or the op; the last checkpoint is intact",
+            remedy="correct the inputs or the op; the last checkpoint is intact",
         )

@@ -400,7 +400,7 @@ def _way_on(path: Path) -> str:
             return f"take another one: {sibling} is intact"
         run = shlex.quote(str(path.parent.parent))
         return (
-            f"{sibling} is intact; to go on from it: rm -r {shlex.join(map(str, unusable))}, "
+            f"{sibling} is intact; to continue from it: rm -r {shlex.join(map(str, unusable))}, "
             f"then purine train --resume --out {run}"
         )
     return "restore the folder from a copy, or start the run afresh"

@@ -49,7 +49,7 @@ def parts_on(graph: Graph, host: str | None) -> dict[int, Graph]:
 
 
 def couriers_of(graph: Graph) -> int:
-    """How many couriers a graph has, which is as many as workers over hosts."""
+    """The number of couriers of a graph, which is that of the workers over hosts."""
     return sum(op.kind == ROUND for op in graph.ops.values())
 
 

@@ -257,7 +257,7 @@ class Exchange:
         """The lost or silent peers, and why."""
         now = self._clock()
         silent = {
-            peer: f"it has said nothing for {now - heard:.0f} s"
+            peer: f"it has sent no heartbeat for {now - heard:.0f} s"
             for peer, heard in self._heard.items()
             if now - heard > silence and now - self._looked < silence / 2
         }

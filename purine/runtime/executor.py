@@ -542,7 +542,7 @@ def _stall(core: Core | HostCore | Seat, graph: Graph) -> StallError:
         lines.append(waits + ", ".join(needs))
     return StallError(
         f"no op can run and iteration {core.completed} is not complete",
-        expected="every op to become ready in the end",
+        expected="every op to become ready",
         found="; ".join(lines) + (f"; and {len(waiting) - 5} more" if len(waiting) > 5 else ""),
         remedy="check the graph: verify finds cycles over data and control edges",
     )

@@ -57,7 +57,7 @@ def refuse_workers(graph: Graph, world: World | None, replay: Record | None) -> 
         what, expected = "workers cannot run here", "CPU devices"
         raise ConfigError(what, expected, "ops on GPUs", "name CPU devices")
     if world is not None and not isinstance(world, OpenWorld):
-        what, expected = "workers on several hosts come and go", "a world that lets them"
+        what, expected = "workers on several hosts join and leave", "a world that allows it"
         remedy = "make one by OpenWorld.serving, and OpenWorld.joining on other hosts"
         raise ConfigError(what, expected, type(world).__name__, remedy)
     if replay is not None and replay.digest != graph.digest:

@@ -427,6 +427,6 @@ class Engine:
                     lines.append(f"put {name!r} of {host.part.host!r} for a slot ({iteration})")
         what, expected = (
             "the simulated hosts wait for each other",
-            "all ops to get ready in the end",
+            "every op to become ready",
         )
         return StallError(what, expected, "; ".join(lines[:8]), "purine check prints the cycle")

@@ -25,8 +25,8 @@ def limit(found: Prediction, machine: Machine, again: Callable[[Machine], float]
     losses = {"exposed": found.exposed, "bubble": found.bubble, "other": found.other}
     worst = max(losses, key=lambda name: losses[name])
     if losses[worst] < _LITTLE:
-        return f"compute limits it: devices are busy {found.busy:.0%} of the time, so " + (
-            "more or faster devices would help, and nothing else"
+        return f"compute limits the step: devices are busy {found.busy:.0%} of the time, so " + (
+            "only more or faster devices would help"
         )
     if found.pairs and (worst == "exposed" or found.bubble + found.exposed > found.other):
         text = _links(found, machine, again)

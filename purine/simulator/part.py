@@ -64,7 +64,7 @@ def make_part(lowered: Lowered, host: str | None, duration: Duration, machine: M
     """
     graph = lowered.graph
     if has_workers(graph):
-        what = "a step of workers that do not wait for each other is not simulated"
+        what = "asynchronous workers are not simulated"
         remedy = "predict the synchronous scheme, or run a few iterations with --trace"
         raise ConfigError(what, "a step without asynchronous states", "workers", remedy)
     plan = compile_plan(graph)

@@ -350,7 +350,7 @@ def none_connected(who: str, missing: Iterable[str]) -> RunError:
 
 
 def own_address(address: str, port: int) -> str:
-    """The address of this host: PURINE_ADDRESS, or that in the network which leads to another."""
+    """The address of this host: PURINE_ADDRESS, or the one in the network towards another host."""
     told = os.environ.get("PURINE_ADDRESS")
     if told:
         return told

@@ -366,5 +366,5 @@ def _check(code: int, call: str, wanted: str) -> None:
             f"{call} of GPI-2 failed",
             expected=wanted,
             found="no answer in time" if code == _TIMEOUT else f"return code {code}",
-            remedy="see that all hosts run and can reach each other, and start all of them again",
+            remedy="check that all hosts run and can reach each other, and start all of them again",
         )

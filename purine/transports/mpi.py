@@ -313,7 +313,7 @@ class MpiTransport(Transport):
             self._remote[peer], size = theirs[2 * self._ranks[peer] :][:2]
             if size != region.size:
                 raise RunError(
-                    f"host {peer!r} has {size} bytes for what this host sends",
+                    f"host {peer!r} has {size} bytes for the values of this host",
                     expected=f"{region.size} bytes",
                     found=f"{size} bytes",
                     remedy="start all hosts with the same job",

@@ -97,7 +97,7 @@ class OpenWorld(World):
         """The world of a worker that the server has given a seat; it waits for a free one."""
         world = cls.asking(address, port, transport=transport, seat=seat)
         if world is None:
-            what, expected = "the job is over", "a job that goes on"
+            what, expected = "the job is over", "a running job"
             raise RunError(what, expected, "one that ends", "start another one")
         return world
 
@@ -218,7 +218,7 @@ class OpenWorld(World):
             self._store.set(f"ready{link}", digest)
             told = self._store.get(f"go{link}").decode()
         except RuntimeError as error:
-            what, expected = "the server no longer waits for this worker", "a job that goes on"
+            what, expected = "the server no longer waits for this worker", "a running job"
             raise RunError(what, expected, "no answer", "join a job that has not ended") from error
         if told != "1":
             raise ConfigError(
@@ -252,7 +252,7 @@ class OpenWorld(World):
         return TcpTransport(self.host, store, secret, self.address)
 
     def transport(self) -> Transport:
-        raise AssertionError("hosts that come and go have a link each")
+        raise AssertionError("hosts that join and leave have a connection each")
 
     def communicators(self, groups: Sequence[Group]) -> list[Communicator | None]:
         return [None for _ in groups]
@@ -342,4 +342,4 @@ def _connected(address: str, port: int, *, master: bool) -> TCPStore:
         what = "the server cannot be reached" if not master else "the server cannot listen there"
         found = " ".join(str(error).split())[:200]
         expected = f"a server at {address}:{port}" if not master else f"{address}:{port} to be free"
-        raise RunError(what, expected, found, "see that address and port are right") from error
+        raise RunError(what, expected, found, "check the address and the port") from error

@@ -111,7 +111,7 @@ class ProcessWorld(World):
                 "the hosts cannot find each other",
                 expected=f"{size} hosts at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
                 found=" ".join(str(error).split())[:200],
-                remedy="see that all hosts start, and that the first one can be reached there",
+                remedy="check that all hosts start, and that the first one can be reached there",
             ) from error
         self.hosts = tuple(f"host{number}" for number in range(size))
         self.host = self.hosts[rank]

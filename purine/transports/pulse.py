@@ -44,7 +44,7 @@ class Pulse:
     >>> for time[0] in range(8):
     ...     one.beat()
     >>> one.losses()
-    {'host1': 'it has said nothing for 7 s'}
+    {'host1': 'it has sent no heartbeat for 7 s'}
     """
 
     def __init__(
@@ -135,4 +135,4 @@ class Pulse:
 
 
 def _silent(seconds: float) -> str:
-    return f"it has said nothing for {seconds:.0f} s"
+    return f"it has sent no heartbeat for {seconds:.0f} s"

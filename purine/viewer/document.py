@@ -66,7 +66,7 @@ def of_run(path: Path, *, live: bool = False) -> Part:
     if trace is not None and not trace.events:
         trace = None
     if trace is None and not live:
-        notes.append("This run recorded no trace: train with --trace to see when what ran.")
+        notes.append("This run recorded no trace: train with --trace to see the timeline.")
     part: Part = {"name": str(path), "sort": "run", "notes": list(notes)}
     part["facts"] = facts_of_job(job)
     part["results"] = results_of(_summary(folder))

@@ -146,7 +146,7 @@ def test_workers_die_leave_and_join_while_the_others_go_on(tmp_path: Path) -> No
     told = ["joined", "lost", "joined", "left", "joined"]
     found = re.findall(r"worker 1 (?:is|has) (joined|lost|left)", out)
     assert found == told
-    assert "host2: ended with code -9; the others go on" in err
+    assert "host2: ended with code -9; the others continue" in err
     code, out, err = ended(again)
     assert (code, out) == (0, "left\n"), err
 

@@ -57,8 +57,10 @@ def over_hosts(
         raise ConfigError(what, expected, found, remedy)
     push, fetch = (rule.value(name) for name in ("push", "fetch"))
     if rule.fetch is not None and fetch != push:
-        what, expected = "over hosts, downpour pushes and fetches in turns", f"fetch={push}"
-        raise ConfigError(what, expected, f"fetch={fetch}", "leave fetch out, or give both alike")
+        what, expected = "over hosts, downpour pushes and fetches equally often", f"fetch={push}"
+        raise ConfigError(
+            what, expected, f"fetch={fetch}", "leave fetch out, or give both the same value"
+        )
     servers = rule.count("servers")
     for name, value in (("stale_rate", rule.value("stale_rate")), ("servers", servers > 1)):
         if value:

@@ -18,7 +18,7 @@ def outer_rate(worker: Worker) -> tuple[float, float | None]:
 
 
 def local(worker: Worker) -> None:
-    """The shared parameters move along the ways of the workers."""
+    """The shared parameters move along the changes of the workers."""
     every, (rate, momentum) = worker.rule.count("every"), outer_rate(worker)
     worker.take_tickets(versions=False)
     for parameter in worker.parameters:
