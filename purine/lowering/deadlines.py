@@ -29,8 +29,7 @@ def deadlines(step: Graph, *, hop: int) -> dict[str, int]:
     What only leads to an update is needed when the next iteration reads the new value, so that
     turn counts from the next iteration. Copies, reductions and updates themselves do not count,
     and neither does what is computed from states alone, such as a transposed weight: they can wait
-    as long as what waits for them. A transfer between hosts takes the time of `hop`
-    ops.
+    as long as what waits for them. A transfer between hosts takes the time of `hop` ops.
     """
     turn = {name: index for index, name in enumerate(step.order)}
     count, never, given = len(turn), 2 * len(turn), early(step)
