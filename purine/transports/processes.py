@@ -40,7 +40,7 @@ from purine.transports.pulse import Pulse
 from purine.transports.shm import ShmTransport
 from purine.transports.tcp import TcpTransport
 from purine.transports.torchdist import TorchTransport
-from purine.transports.world import World, host_lost, unheard
+from purine.transports.world import Texts, Values, World, host_lost, unheard
 
 __all__ = ["RESTARTS", "TRANSPORTS", "ProcessWorld", "rank_and_size"]
 
@@ -168,9 +168,7 @@ class ProcessWorld(World):
 
         return list(map(connected, groups))
 
-    def all_gather(
-        self, text: str, *, op: str = "compare", blob: str = "settings"
-    ) -> dict[str, str]:
+    def all_gather(self, text: str, *, op: str = "compare", blob: str = "settings") -> Texts:
         self._count += 1
         store = PrefixStore(f"gather{self._count}", self._store)
         self._watched(partial(store.set, self.host, text), op, blob)
@@ -180,9 +178,7 @@ class ProcessWorld(World):
             texts[peer] = self._watched(get, op, blob, peer).decode()
         return texts
 
-    def gather(
-        self, graph: Graph, values: Mapping[str, Tensor], names: Collection[str]
-    ) -> dict[str, Tensor]:
+    def gather(self, graph: Graph, values: Values, names: Collection[str]) -> dict[str, Tensor]:
         gathered: dict[str, Tensor] = {}
         for name in names:
             blob = graph.blobs[name]
