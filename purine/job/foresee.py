@@ -27,14 +27,7 @@ from purine.simulator.limits import limit
 from purine.simulator.machine import TRANSPORTS, Machine, Wire
 from purine.simulator.network import Link, Network
 from purine.simulator.prediction import Prediction, predict
-from purine.simulator.times import (
-    Known,
-    ProfileTimes,
-    Times,
-    TraceTimes,
-    dispatch_of,
-    spread_of,
-)
+from purine.simulator.times import Known, ProfileTimes, Times, TraceTimes, dispatch_of, spread_of
 from purine.trace.events import host_of
 from purine.trace.trace import Trace
 

@@ -340,11 +340,7 @@ class HostReplicas:
         add_average(self.builder, values, means, settings)
 
     def _along(
-        self,
-        route: Route,
-        values: Callable[[str], list[str]],
-        wholes: Sequence[Blob],
-        leader: str,
+        self, route: Route, values: Callable[[str], list[str]], wholes: Sequence[Blob], leader: str
     ) -> None:
         """Add up the values of all hosts along a route; the root writes their weighted mean.
 
@@ -385,10 +381,7 @@ class HostReplicas:
             add_average(self.builder, rows, sums(number), settings)
 
     def _nodes(
-        self,
-        route: Route,
-        values: Callable[[str], list[str]],
-        total: Callable[[int], list[str]],
+        self, route: Route, values: Callable[[str], list[str]], total: Callable[[int], list[str]]
     ) -> Iterator[tuple[int, list[list[str]]]]:
         """The hosts that add something up, with what they read, leaves first.
 
