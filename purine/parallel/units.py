@@ -143,12 +143,7 @@ def _is_closed(step: Graph, chain: _Chain, once: Set[str], parameter: str, borde
 
 
 def _divide(
-    builder: Builder,
-    step: Graph,
-    chain: _Chain,
-    rows: Sequence[int],
-    parameter: str,
-    border: str,
+    builder: Builder, step: Graph, chain: _Chain, rows: Sequence[int], parameter: str, border: str
 ) -> Cut:
     """Replace what there is once for a parameter by as much for each of its units."""
     numbers = range(len(rows))

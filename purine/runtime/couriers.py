@@ -81,7 +81,7 @@ class Post:
     def connected(self, transport: Transport | None) -> tuple[Program, Exchange | None]:
         """The program of a life, and its exchange with the other end, not yet open."""
         sources: dict[str, Kernel] = {
-            op.name: _nothing for op in self.plain.ops.values() if op.kind == ROUND
+            op.name: lambda: () for op in self.plain.ops.values() if op.kind == ROUND
         }
         exchange = None
         if transport is not None:
@@ -112,8 +112,3 @@ def posts_of(parts: Mapping[int, Graph], host: str) -> dict[int, Post]:
         lowered = lower(part, Options(host=None if peer is None else host))
         posts[courier] = Post(lowered, host, peer, carrier)
     return posts
-
-
-def _nothing() -> tuple[Tensor, ...]:
-    """A round only says when it begins."""
-    return ()
