@@ -112,8 +112,9 @@ def make_step(net: Graph, settings: Settings) -> Graph:
     settings = replace(settings, share=max(ratio))
     if settings.scheme.pipeline > 1 and not settings.scheme.cut:
         step = _through(RECIPE[:pipe], net, settings)
-        scheme = replace(settings.scheme, cut=_cut_of(step, settings))
-        settings = replace(settings, scheme=scheme)
+        stages = settings.scheme.grid(settings.accumulate).stages
+        cut = first_ops(step, balanced_cut(step, stages))  # the same for replicas of any batch
+        settings = replace(settings, scheme=replace(settings.scheme, cut=cut))
     steps = {
         share: _through(RECIPE[:place], net, replace(settings, share=share))
         for share in sorted(set(ratio))
@@ -127,12 +128,6 @@ def _through(stages: Iterable[Stage], graph: Graph, settings: Settings) -> Graph
         if stage.applies(settings):
             graph = stage.transform(graph, settings)
     return graph
-
-
-def _cut_of(step: Graph, settings: Settings) -> tuple[str, ...]:
-    """The names with which the stages of a pipeline begin, the same for replicas of any batch."""
-    count = settings.scheme.grid(settings.accumulate).stages
-    return first_ops(step, balanced_cut(step, count))
 
 
 def describe(settings: Settings) -> tuple[str, ...]:
@@ -328,16 +323,6 @@ def _placed(steps: Sequence[Graph], settings: Settings) -> Graph:
     )
 
 
-def _served(step: Graph, settings: Settings) -> Graph:
-    rule = settings.scheme.asynchronous
-    return step if rule is None else serve(step, settings.devices, rule)
-
-
-def _recomputed(step: Graph, settings: Settings) -> Graph:
-    which = settings.scheme.recompute
-    return step if which is None else recompute(step, which)
-
-
 def _first(count: int) -> str:
     """The devices that stand for those of a replica until the step is replicated."""
     return f"cpu:0-{count - 1}"
@@ -413,7 +398,7 @@ RECIPE: tuple[Stage, ...] = (
         "recompute",
         "computes activations again in the backward instead of keeping them",
         lambda s: s.scheme.recompute is not None,
-        _recomputed,
+        lambda step, s: recompute(step, s.scheme.recompute) if s.scheme.recompute else step,
     ),
     Stage(
         "place",
@@ -449,7 +434,7 @@ RECIPE: tuple[Stage, ...] = (
         "serve",
         "makes a worker of each group of devices; workers share parameters and do not wait",
         lambda s: s.scheme.asynchronous is not None,
-        _served,
+        lambda step, s: serve(step, s.devices, rule) if (rule := s.scheme.asynchronous) else step,
     ),
     Stage(
         "fuse",

@@ -150,21 +150,17 @@ def seconds(
     """About how long an op takes on a device; views cost nothing.
 
     `threads` are those of a kernel (`GPU`: of a GPU), by default as many as on a device with all
-    its cores. Data
-    costs nothing where the profile has no times of it.
+    its cores. Data costs nothing where the profile has no times of it.
     """
     profile = profile or PROFILE
     if lookup(op).view or op.attributes.get("alias"):
         return 0.0
     work = cost(op, blobs)
-    if threads is None:
-        threads = profile.threads
+    threads = profile.threads if threads is None else threads
     rates = profile.core if 0 < threads < profile.threads else profile.device
     if profile.kernels.points:
-        sizes, count = _sizes(op, blobs), threads
-        known = profile.kernels.seconds(
-            op.kind, sizes, count, work.flops, work.bytes, lambda f, b: rates.seconds(Cost(f, b))
-        )
+        what, size = (op.kind, _sizes(op, blobs), threads), (work.flops, work.bytes)
+        known = profile.kernels.seconds(*what, *size, lambda f, b: rates.seconds(Cost(f, b)))
         if known is not None:
             return known
     return 0.0 if op.kind == "Data" else rates.seconds(work)

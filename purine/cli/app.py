@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from purine.cli.commands import add_commands
+from purine.cli.commands import Command, add_commands
 from purine.cli.output import drop_output, prepare_output, unwritable
 from purine.errors import ConfigError, HostLostError, PurineError, StallError
 from purine.nearest import nearest_name
@@ -113,7 +113,7 @@ def _options(
     """
 
 
-def _commands() -> Any:
+def _commands() -> Command:
     app = typer.Typer(
         name="purine",
         no_args_is_help=True,
@@ -122,6 +122,6 @@ def _commands() -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    group: Any = typer.main.get_command(app)
+    group: Command = typer.main.get_command(app)
     add_commands(group)
     return group

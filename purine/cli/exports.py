@@ -20,8 +20,7 @@ def export(
     run: Annotated[Path, argument("The folder of a run.")],
     format: Annotated[Format, typer.Option(help="The format.", show_default=False)],
     out: Annotated[
-        Path | None,
-        given("Where to write.", metavar="FILE", shown="RUN/net.ENDING of the format"),
+        Path | None, given("Where to write.", metavar="FILE", shown="RUN/net.ENDING of the format")
     ] = None,
     output: Annotated[
         list[str] | None,

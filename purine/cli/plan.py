@@ -67,8 +67,7 @@ def _told(
     from purine.job.foresee import read_source
     from purine.job.profiles import own_profile
     from purine.job.search import Search
-    from purine.job.sizes import parse_size
-    from purine.job.what_if import parse_what_if
+    from purine.job.what_if import parse_size, parse_what_if
 
     return Search(
         allow=check_allowed(allow.split(",") if allow else ()),

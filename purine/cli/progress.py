@@ -23,14 +23,7 @@ from purine.job.config import Given
 from purine.job.foresee import foresight
 from purine.job.hosts import folder_on, join_hosts, joined, opened
 from purine.job.launch import job_layers, plan_run, resume, started_again
-from purine.job.placing import (
-    hosts_of_job,
-    megabytes,
-    over_hosts,
-    own_host,
-    placement,
-    scheme_of,
-)
+from purine.job.placing import hosts_of_job, megabytes, over_hosts, own_host, placement, scheme_of
 from purine.job.status import answering
 from purine.job.training import run_of
 from purine.job.work import Work

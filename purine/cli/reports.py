@@ -41,7 +41,7 @@ def check(
     from purine.analysis.infer import complete, problems
     from purine.cli.imports import no_image, parse_image
     from purine.graph import load_yaml
-    from purine.job.sizes import parse_size
+    from purine.job.what_if import parse_size
     from purine.lowering.host_rules import host_problems
     from purine.lowering.hosts import hosts_of
     from purine.lowering.proof import prove

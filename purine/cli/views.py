@@ -51,9 +51,9 @@ class _Meter:
     def seconds(self) -> float:
         return perf_counter() - self._since
 
-    def workers(self, event: Trained) -> str:
-        """A line with the speed of each worker since the speed was last read, and how stale what it
-        read was on average."""
+    def speeds(self, event: Trained) -> str:
+        """Samples a second since the last call. With workers, in a line of its own the speed of
+        each, and how stale what it read was on average."""
         samples = self.plan.samples_per_iteration / max(1, len(event.workers))
         shown = []
         both = zip(event.workers, self._workers, strict=True)
@@ -63,14 +63,10 @@ class _Meter:
             shown.append(f"{number}: {speed:,.0f}/s ({mean:.1f})")
         if len(shown) > _MOST_WORKERS:
             shown[_MOST_WORKERS:] = [f"and {len(shown) - _MOST_WORKERS} more"]
-        self._workers = event.workers
-        return f"\n  workers, with their staleness: {', '.join(shown)}" if shown else ""
-
-    def speed(self) -> float:
-        """Samples a second since the last call."""
+        line = f"\n  workers, with their staleness: {', '.join(shown)}" if shown else ""
         speed = self._samples / max(self.seconds, 1e-9)
-        self._samples, self._since = 0, perf_counter()
-        return speed
+        self._workers, self._samples, self._since = event.workers, 0, perf_counter()
+        return f", {speed:,.0f} {self.plan.sample_noun}/s{line}"
 
 
 class View(ABC):
@@ -154,12 +150,11 @@ class Lines(View):
         plan = self.meter.plan
         if self.meter.seconds >= _LINE_SECONDS or event.iteration == plan.iterations:
             scale = "" if event.loss_scale is None else f", loss scale {event.loss_scale:g}"
-            workers = self.meter.workers(event)
             self.note(
                 f"epoch {event.epoch}/{plan.epochs}, "
                 f"iteration {event.iteration}/{plan.iterations}: "
-                f"loss {self.meter.loss_text}, lr {event.lr:.3g}{scale}{_staleness(event)}, "
-                f"{self.meter.speed():,.0f} {plan.sample_noun}/s{workers}"
+                f"loss {self.meter.loss_text}, lr {event.lr:.3g}{scale}{_staleness(event)}"
+                f"{self.meter.speeds(event)}"
             )
 
     def note(self, text: str) -> None:
@@ -202,8 +197,7 @@ class Bar(View):
         plan = self.meter.plan
         self.meter.add(event)
         if self.meter.seconds >= 0.5:
-            workers = self.meter.workers(event)
-            self._speed = f", {self.meter.speed():,.0f} {plan.sample_noun}/s{workers}"
+            self._speed = self.meter.speeds(event)
         scale = "" if event.loss_scale is None else f", scale {event.loss_scale:g}"
         self.progress.update(
             self.task,

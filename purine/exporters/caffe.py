@@ -218,12 +218,12 @@ def _reshape(source: Source) -> Sequence[Layer]:
     return [Layer("Reshape", {"reshape_param": {"shape": {"dim": dims}}})]
 
 
-def _clip(low: str, high: str, **fixed: float) -> Translate:
+def _clip(**fixed: float) -> Translate:
     def translate(source: Source) -> Sequence[Layer]:
-        bounds = [fixed.get(name, source.settings.get(name)) for name in (low, high)]
-        if None in bounds:
+        bounds = {name: fixed.get(name, source.settings.get(name)) for name in ("min", "max")}
+        if None in bounds.values():
             raise source.refused("a bound on one side alone")
-        return [Layer("Clip", {"clip_param": {"min": bounds[0], "max": bounds[1]}})]
+        return [Layer("Clip", {"clip_param": bounds})]
 
     return translate
 
@@ -259,7 +259,7 @@ LAYERS: Mapping[str, Translate] = {
     "Pool": _pool,
     "Power": _one("Power", "power_param", power="power", scale="scale", shift="shift"),
     "Relu": _one("ReLU"),
-    "Relu6": _clip("min", "max", min=0.0, max=6.0),
+    "Relu6": _clip(min=0.0, max=6.0),
     "Reshape": _reshape,
     "Scale": _scale,
     "Sigmoid": _one("Sigmoid"),
@@ -272,7 +272,7 @@ LAYERS: Mapping[str, Translate] = {
     "aten.adaptive_avg_pool2d": _global_pool,
     "aten.add.Tensor": _eltwise,
     "aten.avg_pool2d": _pool,
-    "aten.clamp": _clip("min", "max"),
+    "aten.clamp": _clip(),
     "aten.conv2d": _convolution,
     "aten.linear": _inner_product,
     "aten.max_pool2d": _pool,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from purine.errors import RunError
-from purine.graph import Graph
+from purine.graph import ROUND, Graph
 from purine.runtime.executor import Activity
 from purine.runtime.greeter import Greeter, Life
 from purine.runtime.result import Result
@@ -88,7 +88,10 @@ class Crew:
         self._taken = 0
         """How many tickets the server's own worker has and has not used."""
         self._begun = self._over = False
-        self._own = next((n for n, team in _teams(run.graph) if team == world.server), None)
+        rounds = (op for op in run.graph.ops.values() if op.kind == ROUND)
+        here = (op.whole("of") for op in rounds if op.location.host == world.server)
+        self._own = next(here, None)
+        """The number of the server's own worker."""
         self._results: Iterator[Result] | None = None
 
     @property
@@ -264,10 +267,3 @@ class Crew:
         if greeter.present:
             late = ", ".join(map(str, greeter.present))
             _log.warning("worker %s does not end; the updates that it has not sent are lost", late)
-
-
-def _teams(graph: Graph) -> Iterator[tuple[int, str]]:
-    """The workers of a graph and their hosts."""
-    for op in graph.ops.values():
-        if op.kind == "Round":
-            yield op.whole("of"), op.location.host

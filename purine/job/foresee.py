@@ -27,14 +27,7 @@ from purine.simulator.limits import limit
 from purine.simulator.machine import TRANSPORTS, Machine, Wire
 from purine.simulator.network import Link, Network
 from purine.simulator.prediction import Prediction, predict
-from purine.simulator.times import (
-    Known,
-    ProfileTimes,
-    Times,
-    TraceTimes,
-    dispatch_of,
-    spread_of,
-)
+from purine.simulator.times import Known, ProfileTimes, Times, TraceTimes, dispatch_of, spread_of
 from purine.trace.events import host_of
 from purine.trace.trace import Trace
 
@@ -159,7 +152,11 @@ class _Setting:
         self.what_if = told.get("what_if") or WhatIf()
         self.profile = told.get("profile") or own_profile()
         self.hosts = hosts_of(plan.step)
-        self.replayed = source is not None and _same_step(plan, source)
+        other = None if source is None else source.plan
+        self.replayed = other is not None and (
+            (other.step, other.job.threads) == (plan.step, plan.job.threads)
+        )
+        """Whether the trace is of the same job: its devices, its scheme and its batch."""
         names: Sequence[str | None] = self.hosts if len(self.hosts) > 1 else (None,)
         grouped = source is not None and any(e.kind == SEGMENT for e in source.trace.events)
         self.lowered: dict[str | None, Lowered] = {}
@@ -256,12 +253,6 @@ class _Setting:
         if len(self.hosts) > 1:
             notes.append(f"values go between hosts over {self.what_if.transport}")
         return tuple(notes)
-
-
-def _same_step(plan: JobPlan, source: Source) -> bool:
-    """Whether a trace is of the same job: its devices, its scheme and its batch."""
-    other = source.plan
-    return other is not None and other.step == plan.step and other.job.threads == plan.job.threads
 
 
 def _known(plan: JobPlan, trace: Trace) -> list[Known]:

@@ -108,16 +108,14 @@ def read_history(path: Path | str) -> History:
     folder = RunFolder.existing(path)
     job = folder.read_config()
     options = {name: getattr(job, name) for name, item in OPTIONS.items() if item.recorded}
-    rows = [_numbers(row) for row in folder.read_metrics()]
-    tested = [row for row, whole in zip(rows, folder.read_metrics(), strict=True) if _test(whole)]
+    whole = folder.read_metrics()
+    rows = [_numbers(row) for row in whole]
+    tests = ("test_loss" in row or "test_accuracy" in row for row in whole)
+    tested = [row for row, is_test in zip(rows, tests, strict=True) if is_test]
     trained = [row for row in rows if "loss" in row or "lr" in row]
     summary = _summary(folder)
     complete = summary if summary.get("iterations") is not None else {}
     return History(folder.path, options, trained, tested, complete, folder.is_running())
-
-
-def _test(row: Mapping[str, object]) -> bool:
-    return "test_loss" in row or "test_accuracy" in row
 
 
 def _numbers(row: Mapping[str, object]) -> dict[str, float]:

@@ -131,31 +131,26 @@ def folder_on(world: World | None, plan: JobPlan, folder: RunFolder | None) -> R
     job = plan.job
     world.compare(facts_of(plan.data, seed=job.seed or 0, prefetch=job.prefetch) | _facts(plan))
     world.compare_step(plan.step)
-    opened: list[RunFolder] = []
+    own: list[RunFolder] = []
 
     def make() -> str:
-        opened.extend([open_folder(plan, folder)] if world.first else [])
-        return str(opened[0].path.resolve()) if opened else ""
+        own.extend([open_folder(plan, folder)] if world.first else [])
+        return str(own[0].path.resolve()) if own else ""
 
-    path = world.jointly(make, op="start")[world.hosts[0]]
+    first = world.hosts[0]
+    path = world.jointly(make, op="start")[first]
+    shared = own[0] if own else FollowerFolder(Path(path))
 
-    def follow() -> str:
-        if not world.first:
-            opened.append(_followed(path, world.hosts[0]))
+    def see() -> str:
+        if not shared.config_file.is_file():
+            what = "this host does not see the folder of the run"
+            expected = f"the folder that {first} made, on a file system that all hosts share"
+            remedy = "let all hosts share the file system of --out"
+            raise ConfigError(what, expected, "no such run", remedy, where=path)
         return ""
 
-    world.jointly(follow, op="start")
-    return opened[0]
-
-
-def _followed(path: str, first: str) -> FollowerFolder:
-    followed = FollowerFolder(Path(path))
-    if not followed.config_file.is_file():
-        what = "this host does not see the folder of the run"
-        expected = f"the folder that {first} made, on a file system that all hosts share"
-        remedy = "let all hosts share the file system of --out"
-        raise ConfigError(what, expected, "no such run", remedy, where=path)
-    return followed
+    world.jointly(see, op="start")
+    return shared
 
 
 def _facts(plan: JobPlan) -> dict[str, str]:

@@ -101,11 +101,7 @@ class JobPlan:
 
 
 def make_plan(
-    job: Job,
-    *,
-    net: Graph | None = None,
-    test_net: Graph | None = None,
-    elsewhere: bool = False,
+    job: Job, *, net: Graph | None = None, test_net: Graph | None = None, elsewhere: bool = False
 ) -> JobPlan:
     """Find everything the job names and build its graphs; `net` and `test_net` replace its own.
 

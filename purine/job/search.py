@@ -254,7 +254,10 @@ class _Searching:
     ) -> Prediction:
         source, what_if, profile = self.told.source, self.told.what_if, self.told.profile
         if source is None and self.sources:
-            first, *others = _nearest_first(self.sources, plan)
+            # That of the same job comes first, whose times need no scaling.
+            first, *others = sorted(
+                self.sources, key=lambda one: one.plan is None or one.plan.step != plan.step
+            )
             source = replace(first, others=tuple(others))
         return foresee(
             plan, source=source, what_if=what_if, profile=profile, iterations=10, shape=shape
@@ -369,11 +372,6 @@ def _sizes(todo: Collection[Candidate], batch: int) -> list[tuple[int, int]]:
             alone = one.plain or len(one.devices) == 1
             count[key] = count.get(key, 0) + (1000 if alone else 1)
     return sorted(count, key=lambda key: (-count[key], key))[:_SIZES]
-
-
-def _nearest_first(sources: Collection[Source], plan: JobPlan) -> list[Source]:
-    """The traces, with that of the same job first, whose times need no scaling."""
-    return sorted(sources, key=lambda source: source.plan is None or source.plan.step != plan.step)
 
 
 def seconds_text(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""`--what-if`: descriptions of hypothetical machines."""
+"""Sizes of memory and rates of links as text, and the hypothetical machines of `--what-if`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from purine.placement.devices import parse_devices
 from purine.simulator.machine import TRANSPORTS
 from purine.simulator.network import Link
 
-__all__ = ["parse_rate", "parse_what_if"]
+__all__ = ["parse_rate", "parse_size", "parse_what_if"]
 
 _KEYS = ("devices", "latency", "link", "slow", "transport")
 _RATE = re.compile(r"([0-9.]+) *(k|m|g|t)(bit|byte)(?:/s)?", re.IGNORECASE)
 _TIME = re.compile(r"([0-9.]+) *(us|µs|ms|s)", re.IGNORECASE)
-_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(k|m|g|t)?b(?:ytes?)?", re.IGNORECASE)
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _DEFAULT = Link("link", 1.25e9, 50e-6)
 
 
@@ -68,12 +70,26 @@ def parse_rate(text: str) -> float:
     return float(parts[1]) * _UNITS[parts[2].lower()] / (8 if parts[3].lower() == "bit" else 1)
 
 
+def parse_size(text: str) -> int:
+    """The bytes of a size of memory, from its text.
+
+    >>> parse_size("16gb"), parse_size("1.5 MB")
+    (16000000000, 1500000)
+    """
+    parts = _SIZE.fullmatch(text.strip())
+    size = 0 if parts is None else int(float(parts[1]) * _UNITS[(parts[2] or "").lower()])
+    if size <= 0:
+        expected = "a number above zero with a unit: 800mb, 16gb"
+        raise ConfigError(f"{text!r} is no size of memory", expected, text, "write 16gb")
+    return size
+
+
 def _time(text: str) -> float:
     parts = _TIME.fullmatch(text.strip())
     if parts is None:
         expected = "a number with a unit: 50us, 1ms"
         raise ConfigError(f"{text!r} is no latency", expected, text, "write latency=50us")
-    return float(parts[1]) * _UNITS[parts[2].lower()]
+    return float(parts[1]) * _SECONDS[parts[2].lower()]
 
 
 def _slow(text: str) -> dict[tuple[str, str], float]:

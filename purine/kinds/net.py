@@ -88,7 +88,9 @@ class Net:
         """The images and labels of a `Data` op: blobs `data` and `label`."""
         if not shape:
             raise _wrong_size(name, shape)
-        return self.source([(name, shape, self.dtype), ("label", shape[:1], "int64")], name=name)  # type: ignore[return-value]
+        fields = [(name, shape, self.dtype), ("label", shape[:1], "int64")]
+        images, labels = self.source(fields, name=name)
+        return images, labels
 
     @checked
     def source(

@@ -183,7 +183,7 @@ class _Part:
             if step.blobs[state.read].location.host == self.host:
                 builder.add(state)
         for name in self.clockwork.intersection(step.outputs):
-            self._computed(name, self._devices(self.host)[0])
+            self._computed(name, self._home(self.host))
         results = (result_of(name, self.host) for name in step.outputs)
         builder.outputs = [n for n in (*step.outputs, *results) if n in builder.blobs]
         halves: dict[str, str] = {}
@@ -206,7 +206,7 @@ class _Part:
         """Add an op. If it copies a value that this host computes itself, it reads that value."""
         (source, *_) = op.inputs or ("",)
         if op.kind == "Copy" and self.step.blobs[source].location.host != self.host:
-            location = self._computed(source, self._devices(self.host)[0])
+            location = self._computed(source, self._home(self.host))
             settings = {"alias": True} if shares_memory(location, op.location) else {}
             op = replace(op, attributes=settings)
         self.builder.add(op)
@@ -250,7 +250,7 @@ class _Part:
             for other in self.hosts if sent and not spread else ():
                 home = blob.location
                 if other != home.host and self.host in (other, home.host):
-                    device = self._devices(other)[0]
+                    device = self._home(other)
                     copy = replace(blob, name=result_of(name, other), location=device)
                     yield _Transfer(copy.name, home, device, name, copy)
         for before, after in sorted(step.control):
@@ -258,8 +258,9 @@ class _Part:
             if one.host != two.host and self.host in (one.host, two.host):
                 yield _Transfer(f"signal/{before}/{after}", one, two, None, None, before, after)
 
-    def _devices(self, host: str) -> list[Location]:
-        return sorted({op.location for op in self.step.ops.values() if op.location.host == host})
+    def _home(self, host: str) -> Location:
+        """The first device of a host."""
+        return min(op.location for op in self.step.ops.values() if op.location.host == host)
 
     def _through_others(
         self,
@@ -360,7 +361,7 @@ class _Part:
         """The control edges from puts to arrivals; a fence stands between the `first` puts and the
         arrivals `behind` them."""
         if len(behind) > 1 and len(first) > 1:
-            at = self._devices(self.host)[0]
+            at = self._home(self.host)
             fence = self.builder.fresh("fence")
             self.builder.op(fence, "Fence", (), (), location=at, lane="inbound")
             yield from ((put, fence) for put in first)
@@ -379,8 +380,7 @@ class _Part:
         if outgoing:
             name = builder.fresh(f"put/{transfer.name}")
             read = () if transfer.read is None else (transfer.read,)
-            at = transfer.source
-            blob = transfer.written
+            at, blob = transfer.source, transfer.written
             if blob is not None and size_in_bytes(blob) > _TINY:
                 ends["deadline"] = self.deadlines.get(blob.name, 2 * SPAN)
             builder.op(name, "Put", read, (), ends, location=at, lane="outbound", origin=origin)
@@ -391,15 +391,13 @@ class _Part:
         if transfer.written is not None and transfer.written.name not in builder.blobs:
             builder.add(transfer.written)
             builder.outputs.append(transfer.written.name)
-        at = transfer.target
+        name, at = transfer.name, transfer.target
         if transfer.board is not None:
             ends["board"] = transfer.board
-        builder.op(
-            transfer.name, "Arrival", (), written, ends, location=at, lane="inbound", origin=origin
-        )
+        builder.op(name, "Arrival", (), written, ends, location=at, lane="inbound", origin=origin)
         if transfer.after is not None:
-            builder.control.add((transfer.name, transfer.after))
-        return transfer.name
+            builder.control.add((name, transfer.after))
+        return name
 
     def _add_post(self, blob: str, ends: list[tuple[int, _Transfer]]) -> str:
         """Add the post of a blob for several hosts, and return its name."""

@@ -86,9 +86,8 @@ def evaluation(net: Graph, outputs: Sequence[str] | None = None) -> Graph:
             count = len(lookup(replace(op, kind=form)).inputs)
             test = replace(op, kind=form, inputs=op.inputs[:count], outputs=op.outputs[:1])
             builder.ops[name] = test
-            # Running statistics keep their values.
-            count = len(op.outputs) - 1
-            carried = zip(op.outputs[1:], op.inputs[len(op.inputs) - count :], strict=True)
+            # Running statistics, the last of the inputs, keep their values.
+            carried = zip(reversed(op.outputs[1:]), reversed(op.inputs), strict=False)
             passed.update((after, before) for after, before in carried if after != NOTHING)
     written = {blob for op in builder.ops.values() for blob in op.outputs}
     for name, state in builder.states.items():

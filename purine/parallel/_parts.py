@@ -14,7 +14,7 @@ from functools import cache
 from purine.analysis.infer import spec_of
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Lane, Location, Op, Origin
-from purine.graph.names import origin_of, replica
+from purine.graph.names import origin_of, reduced_of, replica
 from purine.parallel.halves import Halves, follow, samples_of
 from purine.placement.devices import devices_of
 from purine.registry.lookup import lookup
@@ -227,6 +227,19 @@ def add_reduction(
         name or first.name, kind, tuple(values), outputs, settings or {}, first.location, BESIDE
     )
     builder.add(replace(op, origin=Origin(of or first.name, "reduce")))
+
+
+def add_average(
+    builder: Builder,
+    values: Sequence[str],
+    means: Sequence[Blob],
+    settings: Mapping[str, Attribute],
+    kind: str = "Average",
+) -> None:
+    """Add means of values of parts; of several blobs, the values are in groups of as many."""
+    if len(means) > 1:
+        settings = {**settings, "groups": len(means)}
+    add_reduction(builder, kind, values, means, settings, name=reduced_of(means[0].name))
 
 
 def weighting(parts: Sequence[Part]) -> dict[str, Attribute]:

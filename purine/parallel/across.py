@@ -20,10 +20,11 @@ from functools import cache, cached_property
 
 from purine.analysis.infer import size_in_bytes
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Origin
-from purine.graph.names import reduced_of, result_of
+from purine.graph.names import result_of
 from purine.parallel._parts import (
     BESIDE,
     Part,
+    add_average,
     add_joined,
     add_next,
     add_once,
@@ -335,26 +336,10 @@ class HostReplicas:
         weights = tuple(size / sum(sizes) for size in sizes)
         settings: dict[str, Attribute] = {"weights": weights} if len(set(sizes)) > 1 else {}
         values = [part.name(name) for part in replicas for name in names]
-        self._add_average(values, means, settings)
-
-    def _add_average(
-        self,
-        values: Sequence[str],
-        means: Sequence[Blob],
-        settings: dict[str, Attribute],
-        kind: str = "Average",
-    ) -> None:
-        if len(means) > 1:
-            settings["groups"] = len(means)
-        name = reduced_of(means[0].name)
-        add_reduction(self.builder, kind, values, means, settings, name=name)
+        add_average(self.builder, values, means, settings)
 
     def _along(
-        self,
-        route: Route,
-        values: Callable[[str], list[str]],
-        wholes: Sequence[Blob],
-        leader: str,
+        self, route: Route, values: Callable[[str], list[str]], wholes: Sequence[Blob], leader: str
     ) -> None:
         """Add up the values of all hosts along a route; the root writes their weighted mean.
 
@@ -365,7 +350,7 @@ class HostReplicas:
         if route.form == "flat":
             weights: dict[str, Attribute] = {} if even else {"weights": tuple(shares.values())}
             parts = [name for host in shares for name in values(host)]
-            self._add_average(parts, wholes, weights, "Reduce")
+            add_average(self.builder, parts, wholes, weights, "Reduce")
             return
 
         def sums(number: int) -> list[Blob]:
@@ -391,13 +376,11 @@ class HostReplicas:
             settings: dict[str, Attribute] = {"weights": tuple(scale * w for w in counts)}
             if len(inputs) == 1 or (even and not number and route.is_flat):
                 settings = {}
-            self._add_average([name for row in inputs for name in row], sums(number), settings)
+            rows = [name for row in inputs for name in row]
+            add_average(self.builder, rows, sums(number), settings)
 
     def _nodes(
-        self,
-        route: Route,
-        values: Callable[[str], list[str]],
-        total: Callable[[int], list[str]],
+        self, route: Route, values: Callable[[str], list[str]], total: Callable[[int], list[str]]
     ) -> Iterator[tuple[int, list[list[str]]]]:
         """The hosts that add values, with their inputs, leaves first.
 

@@ -18,17 +18,7 @@ import purine.kinds.compress  # noqa: F401  (registers the kinds)
 from purine.analysis.infer import check, size_in_bytes
 from purine.arguments import at_least, checked, wrong_value
 from purine.errors import ConfigError
-from purine.graph import (
-    COLLECTIVES,
-    NOTHING,
-    Attribute,
-    Blob,
-    Builder,
-    Graph,
-    Op,
-    Origin,
-    State,
-)
+from purine.graph import COLLECTIVES, NOTHING, Attribute, Blob, Builder, Graph, Op, Origin, State
 from purine.graph.names import encoded_of, encoder_of, origin_of, slot_of
 from purine.nearest import unknown_name
 from purine.parallel._parts import BESIDE

@@ -14,7 +14,7 @@ import purine.kinds.update  # noqa: F401  (registers the kinds)
 from purine.analysis.infer import size_in_bytes, spec_of
 from purine.graph import Attribute, Blob, Builder, Location
 from purine.graph.names import reduced_of
-from purine.parallel._parts import Part, add_reduction, weighting
+from purine.parallel._parts import Part, add_average, add_reduction, weighting
 from purine.parallel.routes import Form
 
 __all__ = ["FORMS", "TOPOLOGIES", "Reduction", "Topology"]
@@ -72,12 +72,8 @@ class Reduction:
     def _mean(self, blobs: Sequence[Blob], owner: Location, kind: str = "Average") -> None:
         """The owner adds the parts of all replicas, itself or by a collective."""
         parts = [part.name(blob.name) for part in self.parts for blob in blobs]
-        settings = weighting(self.parts)
-        if len(blobs) > 1:
-            settings["groups"] = len(blobs)
         wholes = [replace(blob, location=owner) for blob in blobs]
-        name = reduced_of(wholes[0].name)
-        add_reduction(self.builder, kind, parts, wholes, settings, name=name)
+        add_average(self.builder, parts, wholes, weighting(self.parts), kind)
 
     def _scaled(self, blob: Blob) -> list[str]:
         """The parts of all replicas, with their weights if these differ."""

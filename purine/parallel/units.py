@@ -142,12 +142,7 @@ def _is_closed(step: Graph, chain: _Chain, once: Set[str], parameter: str, borde
 
 
 def _divide(
-    builder: Builder,
-    step: Graph,
-    chain: _Chain,
-    rows: Sequence[int],
-    parameter: str,
-    border: str,
+    builder: Builder, step: Graph, chain: _Chain, rows: Sequence[int], parameter: str, border: str
 ) -> Cut:
     """Replace the ops of a parameter by one copy for each of its units."""
     numbers = range(len(rows))

@@ -51,6 +51,7 @@ __all__ = ["LARGEST", "Checkpoint", "checksum", "latest", "load", "match", "puri
 
 Spans: TypeAlias = tuple[tuple[int, int], ...]
 """Pairs (start, end) along an axis."""
+_Opened: TypeAlias = Any  # a file of safetensors, which does not tell the type
 FAILED, REMEDY = (
     "cannot save a checkpoint",
     "free space there, or choose a folder that this user may write",
@@ -276,7 +277,7 @@ class _Reader:
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self._path, self._manifest = path, manifest
-        self._opened: dict[str, Any] = {}  # safetensors does not tell the type
+        self._opened: dict[str, _Opened] = {}
         self._closing = ExitStack()
 
     def __enter__(self) -> _Reader:
@@ -317,7 +318,7 @@ class _Reader:
                 value.narrow(axis, start, length).copy_(source)
         return value
 
-    def _open(self, name: str) -> Any:
+    def _open(self, name: str) -> _Opened:
         if name not in self._opened:
             self._check(name)
             try:
@@ -358,7 +359,7 @@ class _Reader:
                 raise unusable(self._path, what, expected, found, blob=name)
 
 
-def _form_in(opened: Any, name: str) -> Form:
+def _form_in(opened: _Opened, name: str) -> Form:
     """The form of a value in a safetensors file; the value is not read."""
     shape = tuple(opened.get_slice(name).get_shape())
     some = opened.get_slice(name)[:0] if shape else opened.get_tensor(name)

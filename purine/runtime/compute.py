@@ -119,15 +119,14 @@ def means_over_test_set(
                 found=f"shape {list(blob.shape or ())}",
                 remedy=f"leave {name!r} out of the outputs: pu.evaluation(net, ['loss'])",
             )
-    measure = partial(_sums_over_test_set, graph, data, values, seed, settings)
+    batches = partial(outputs_over_test_set, graph, data, values, seed, settings)
     changing = {name for name, state in graph.states.items() if state.next != name}
     if world is None or changing - {ITERATION}:
-        totals = measure()
+        totals = _sums(graph, batches())
     else:
         share = world.hosts.index(world.host), len(world.hosts)
-        between = partial(_refuse_lost, world)
-        work = partial(measure, share=share, between=between)
-        told = world.jointly(lambda: json.dumps(work()), op="evaluate")
+        own = partial(batches, share=share, between=partial(_refuse_lost, world))
+        told = world.jointly(lambda: json.dumps(_sums(graph, own())), op="evaluate")
         parts = [json.loads(told[host]) for host in world.hosts]
         totals = {name: sum(part[name] for part in parts) for name in graph.outputs}
     return {name: total / len(data.test) for name, total in totals.items()}
@@ -139,21 +138,9 @@ def _refuse_lost(world: World) -> None:
         raise host_lost(host, why, op="evaluate", blob="states")
 
 
-def _sums_over_test_set(
-    graph: Graph,
-    data: DataSet,
-    values: Mapping[str, Tensor],
-    seed: int,
-    settings: Settings,
-    *,
-    share: tuple[int, int] = (0, 1),
-    between: Callable[[], None] = lambda: None,
-) -> dict[str, float]:
-    """The sum of each output over the samples of a share (number, of how many) of the batches."""
+def _sums(graph: Graph, batches: Iterator[tuple[int, Mapping[str, Tensor]]]) -> dict[str, float]:
+    """The sum of each output over all samples of batches, whose outputs are means."""
     sums: dict[int, dict[str, float]] = {}
-    batches = outputs_over_test_set(
-        graph, data, values, seed, settings, share=share, between=between
-    )
     for size, outputs in batches:
         of_size = sums.setdefault(size, dict.fromkeys(graph.outputs, 0.0))
         for name, value in outputs.items():

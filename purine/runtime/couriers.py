@@ -83,7 +83,7 @@ class Post:
         """The program for the life of one worker, and its exchange with the other end, not yet
         open."""
         sources: dict[str, Kernel] = {
-            op.name: _nothing for op in self.plain.ops.values() if op.kind == ROUND
+            op.name: lambda: () for op in self.plain.ops.values() if op.kind == ROUND
         }
         exchange = None
         if transport is not None:
@@ -114,8 +114,3 @@ def posts_of(parts: Mapping[int, Graph], host: str) -> dict[int, Post]:
         lowered = lower(part, Options(host=None if peer is None else host))
         posts[courier] = Post(lowered, host, peer, carrier)
     return posts
-
-
-def _nothing() -> tuple[Tensor, ...]:
-    """The kernel of a round, which computes nothing."""
-    return ()

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
-from torch import Tensor
-
 from purine.analysis.aliasing import Aliasing, constants
 from purine.analysis.infer import results_of, spec_of
 from purine.core import Plan, compile_plan
@@ -202,7 +200,7 @@ class _Compiler:
         kernel = kind.bind(op) if position is None else aten.bind_over(op, position)
         specs = [spec_of(self.graph.blobs[name]) for name in op.inputs]
         if len(op.outputs) == 1 and results_of(op, specs).several:
-            return _first_of(kernel)
+            return lambda *tensors: kernel(*tensors)[0]
         return kernel
 
     def _write(self, name: str) -> int:
@@ -216,10 +214,3 @@ def _in_place_of(op: Op, packed: Op) -> Kernel:
     wanted = next(name for name in op.outputs if name != NOTHING)
     outputs = [wanted if name == NOTHING else name for name in op.outputs]
     return segment_kernel([packed], op.inputs, outputs, lambda _: None)
-
-
-def _first_of(kernel: Kernel) -> Kernel:
-    def first(*tensors: Tensor) -> Tensor:
-        return kernel(*tensors)[0]
-
-    return first

@@ -157,7 +157,9 @@ class Engine:
             if changed:
                 self._look()
             if flows.unsettled and (not calendar or calendar[0][0] > self.now):
-                self._settle()
+                for flow, end in flows.settle(self.now).items():  # before time goes on
+                    self._version[flow] = self._version.get(flow, 0) + 1
+                    self._at(end, _FLOW, flow, self._version[flow])
             if not calendar:
                 break
             now, _, code, a, b = heappop(calendar)
@@ -184,7 +186,8 @@ class Engine:
                 elif code == _GRANT:
                     self._granted(a, *b)
                 else:
-                    self._end_meeting(b)
+                    for number, worker in self._meetings.pop(b).waiting:
+                        self._completed(number, worker)
             self.events += 1
         for host in self.hosts:
             if not host.core.idle:
@@ -366,12 +369,6 @@ class Engine:
         assert isinstance(core, HostCore)
         self._push(number, core.grant(peer, completed))
 
-    def _settle(self) -> None:
-        """Schedule the ends of flows before time advances."""
-        for flow, end in self.flows.settle(self.now).items():
-            self._version[flow] = self._version.get(flow, 0) + 1
-            self._at(end, _FLOW, flow, self._version[flow])
-
     def _flow_ended(self, flow: int) -> None:
         del self._version[flow]
         key = self._of_flow.pop(flow, None)
@@ -411,10 +408,6 @@ class Engine:
             flow = self.flows.begin(self.now, route, max(1.0, meeting.size))
             self._of_flow[flow] = key
             meeting.flows += 1
-
-    def _end_meeting(self, key: tuple[object, ...]) -> None:
-        for number, worker in self._meetings.pop(key).waiting:
-            self._completed(number, worker)
 
     def _stalled(self) -> StallError:
         """The error if no event is left but iterations are: which op waits for which."""

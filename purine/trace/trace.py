@@ -51,7 +51,9 @@ class Trace:
 
     def __post_init__(self) -> None:
         assert all(event.start <= event.end for event in self.events)
-        object.__setattr__(self, "events", tuple(sorted(self.events, key=_order)))
+        # The transfer that an arrival ends may begin with its put, and follows it.
+        order = sorted(self.events, key=lambda e: (e.start, e.kind == ARRIVAL, e.end))
+        object.__setattr__(self, "events", tuple(order))
 
     def __add__(self, other: Trace) -> Trace:
         """Both traces as one, for a run that was recorded in two parts."""
@@ -126,11 +128,6 @@ class Trace:
             raise _unreadable(path, what, form) from error
 
 
-def _order(event: Event) -> tuple[int, bool, int]:
-    """Events by start. The transfer that an arrival ends may begin with its put, and follows it."""
-    return event.start, event.kind == ARRIVAL, event.end
-
-
 def edges_of(graph: Graph) -> tuple[Edge, ...]:
     """The edges between the ops of a graph: by data, by control, and by states (distance 1).
 
@@ -157,9 +154,8 @@ def edges_of(graph: Graph) -> tuple[Edge, ...]:
 def window(trace: Trace, skip: int | None) -> tuple[int, int, int]:
     """What is left without the first `skip` iterations: the first iteration, begin and end in ns.
 
-    `skip` defaults to the warm-up of the trace.
-    Iterations overlap: events of counted iterations may run before the begin, but no event of a
-    skipped iteration runs after it.
+    `skip` defaults to the warm-up of the trace. Iterations overlap: events of counted iterations
+    may run before the begin, but no event of a skipped iteration runs after it.
     """
     events, iterations = trace.events, trace.iterations
     skip = trace.warm_up if skip is None else skip

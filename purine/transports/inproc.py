@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -33,7 +33,7 @@ from purine.transports.base import (
 )
 from purine.transports.clock import Reading, estimate
 from purine.transports.communicator import Communicator
-from purine.transports.world import World, host_lost
+from purine.transports.world import Texts, Values, World, host_lost
 
 __all__ = ["InprocCommunicator", "InprocNetwork", "InprocTransport", "InprocWorld", "inproc_worlds"]
 
@@ -218,9 +218,7 @@ class InprocWorld(World):
             ends.append(InprocCommunicator(self.host, meeting) if own else None)
         return ends
 
-    def all_gather(
-        self, text: str, *, op: str = "compare", blob: str = "settings"
-    ) -> dict[str, str]:
+    def all_gather(self, text: str, *, op: str = "compare", blob: str = "settings") -> Texts:
         return self._all(text)
 
     @property
@@ -229,9 +227,7 @@ class InprocWorld(World):
         networks = self._shared.networks.values()
         return sum(isinstance(event, Arrived) for network in networks for event in network.lost)
 
-    def gather(
-        self, graph: Graph, values: Mapping[str, Tensor], names: Collection[str]
-    ) -> dict[str, Tensor]:
+    def gather(self, graph: Graph, values: Values, names: Collection[str]) -> dict[str, Tensor]:
         parts = self._all({name: values[name].clone() for name in names if name in values})
         return {name: parts[graph.blobs[name].location.host][name] for name in names}
 

@@ -36,7 +36,7 @@ from purine.transports.mpi import MpiTransport
 from purine.transports.shm import ShmTransport
 from purine.transports.tcp import TcpTransport
 from purine.transports.torchdist import TorchTransport
-from purine.transports.world import World, difference
+from purine.transports.world import Texts, Values, World, difference
 
 __all__ = ["LINKS", "OpenWorld", "Question"]
 
@@ -257,9 +257,7 @@ class OpenWorld(World):
     def communicators(self, groups: Sequence[Group]) -> list[Communicator | None]:
         return [None for _ in groups]
 
-    def all_gather(
-        self, text: str, *, op: str = "compare", blob: str = "settings"
-    ) -> dict[str, str]:
+    def all_gather(self, text: str, *, op: str = "compare", blob: str = "settings") -> Texts:
         return dict.fromkeys(self.hosts, text)
 
     def compare(self, facts: Mapping[str, str]) -> None:
@@ -276,9 +274,7 @@ class OpenWorld(World):
     def compare_step(self, step: Graph) -> None:
         """Both ends of a link compare their graphs when it is opened."""
 
-    def gather(
-        self, graph: Graph, values: Mapping[str, Tensor], names: Collection[str]
-    ) -> dict[str, Tensor]:
+    def gather(self, graph: Graph, values: Values, names: Collection[str]) -> dict[str, Tensor]:
         return {name: values[name] for name in names if name in values}
 
     def collect(self, text: str) -> list[str]:

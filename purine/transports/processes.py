@@ -40,7 +40,7 @@ from purine.transports.pulse import Pulse
 from purine.transports.shm import ShmTransport
 from purine.transports.tcp import TcpTransport
 from purine.transports.torchdist import TorchTransport
-from purine.transports.world import World, host_lost, unheard
+from purine.transports.world import Texts, Values, World, host_lost, unheard
 
 __all__ = ["RESTARTS", "TRANSPORTS", "ProcessWorld", "rank_and_size"]
 
@@ -115,6 +115,7 @@ class ProcessWorld(World):
             ) from error
         self.hosts = tuple(f"host{number}" for number in range(size))
         self.host = self.hosts[rank]
+        self._ranks = {host: number for number, host in enumerate(self.hosts)}
         self._transport = transport
         self._store = dist.distributed_c10d._get_default_store()
         self._caller = _Caller()
@@ -127,20 +128,17 @@ class ProcessWorld(World):
 
     def transport(self) -> Transport:
         self._count += 1
-        ranks = {host: rank for rank, host in enumerate(self.hosts)}
         if self._transport == "mpi":
-            return MpiTransport(ranks)
+            return MpiTransport(self._ranks)
         if self._transport == "torchdist":
             group = dist.new_group(backend="gloo", timeout=_NEVER)
             assert isinstance(group, dist.ProcessGroup)
-            return TorchTransport(ranks, group)
-        if self._transport == "gaspi":
-            node = join(self._store, self.hosts.index(self.host), len(self.hosts))
-            return GaspiTransport(
-                self.host, PrefixStore(f"transport{self._count}", self._store), node
-            )
-        secret = hashlib.sha256(self._shared(f"secret{self._count}", os.urandom(32).hex())).digest()
+            return TorchTransport(self._ranks, group)
         store = PrefixStore(f"transport{self._count}", self._store)
+        if self._transport == "gaspi":
+            node = join(self._store, self._ranks[self.host], len(self.hosts))
+            return GaspiTransport(self.host, store, node)
+        secret = hashlib.sha256(self._shared(f"secret{self._count}", os.urandom(32).hex())).digest()
         if self._transport == "tcp":
             address = own_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
             return TcpTransport(self.host, store, secret, address)
@@ -149,11 +147,10 @@ class ProcessWorld(World):
     def engage(self) -> None:
         """Let all hosts join an engine that transports between two of them need later."""
         if self._transport == "gaspi":
-            join(self._store, self.hosts.index(self.host), len(self.hosts))
+            join(self._store, self._ranks[self.host], len(self.hosts))
 
     def communicators(self, groups: Sequence[Group]) -> list[Communicator | None]:
-        ranks = {host: rank for rank, host in enumerate(self.hosts)}
-        on_gpus = [group for group in groups if group.gpus]
+        ranks, on_gpus = self._ranks, [group for group in groups if group.gpus]
         if on_gpus:
             told = self.jointly(partial(nccl.gpus_of, on_gpus, self.host), op="communicators")
             nccl.refuse_shared(on_gpus, told)
@@ -170,9 +167,7 @@ class ProcessWorld(World):
 
         return list(map(connected, groups))
 
-    def all_gather(
-        self, text: str, *, op: str = "compare", blob: str = "settings"
-    ) -> dict[str, str]:
+    def all_gather(self, text: str, *, op: str = "compare", blob: str = "settings") -> Texts:
         self._count += 1
         store = PrefixStore(f"gather{self._count}", self._store)
         self._watched(partial(store.set, self.host, text), op, blob)
@@ -182,9 +177,7 @@ class ProcessWorld(World):
             texts[peer] = self._watched(get, op, blob, peer).decode()
         return texts
 
-    def gather(
-        self, graph: Graph, values: Mapping[str, Tensor], names: Collection[str]
-    ) -> dict[str, Tensor]:
+    def gather(self, graph: Graph, values: Values, names: Collection[str]) -> dict[str, Tensor]:
         gathered: dict[str, Tensor] = {}
         for name in names:
             blob = graph.blobs[name]
@@ -192,7 +185,7 @@ class ProcessWorld(World):
             own = host == self.host
             value = values[name].cpu() if own else torch.empty(shape, dtype=dtype)
             flat = bytes_of(value)
-            send = partial(dist.broadcast, flat, src=self.hosts.index(host))
+            send = partial(dist.broadcast, flat, src=self._ranks[host])
             self._watched(send, "gather", name, host)
             gathered[name] = flat.view(dtype).view(shape)
         return gathered

@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from time import perf_counter_ns
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -23,7 +24,13 @@ from purine.transports.base import Transport
 from purine.transports.clock import Reading
 from purine.transports.communicator import Communicator
 
-__all__ = ["World", "difference", "host_lost", "unheard", "value_lost"]
+__all__ = ["Texts", "Values", "World", "difference", "host_lost", "unheard", "value_lost"]
+
+
+Texts: TypeAlias = dict[str, str]
+"""A text of each host, by its name."""
+Values: TypeAlias = Mapping[str, Tensor]
+"""Values of states, by their names."""
 
 
 def unheard() -> Mapping[str, str]:
@@ -66,9 +73,7 @@ class World(ABC):
         """New communicators, one for each group of hosts; None for a group without this host."""
 
     @abstractmethod
-    def all_gather(
-        self, text: str, *, op: str = "compare", blob: str = "settings"
-    ) -> dict[str, str]:
+    def all_gather(self, text: str, *, op: str = "compare", blob: str = "settings") -> Texts:
         """The text of each host, on all of them; `op` and `blob` name what waits for it.
 
         A host that is alive is waited for as long as it takes.
@@ -134,9 +139,7 @@ class World(ABC):
         return {host: told["done"] for host, told in reports.items()}
 
     @abstractmethod
-    def gather(
-        self, graph: Graph, values: Mapping[str, Tensor], names: Collection[str]
-    ) -> dict[str, Tensor]:
+    def gather(self, graph: Graph, values: Values, names: Collection[str]) -> dict[str, Tensor]:
         """The values of the named states of a step, each from the host where it is."""
 
     @abstractmethod

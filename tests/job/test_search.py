@@ -17,7 +17,7 @@ from purine.job.foresee import WhatIf
 from purine.job.on_paper import fold_of
 from purine.job.plan import JobPlan
 from purine.job.search import ERROR, Planned, Search, _Searching, search, with_candidate
-from purine.job.sizes import parse_size
+from purine.job.what_if import parse_size
 from purine.parallel import Scheme
 from purine.placement.devices import parse_devices
 from purine.simulator.network import Link

@@ -150,8 +150,9 @@ class _Fields:
             sizes.append(size)
         return tuple(sizes)
 
-    def truth(self, key: str, default: bool) -> bool:
-        node = self.keys.get(key, Scalar(0, default))
+    def truth(self, key: str) -> bool:
+        """A truth value, false if it is missing."""
+        node = self.keys.get(key, Scalar(0, False))
         if not isinstance(node, Scalar) or not isinstance(node.value, bool):
             raise self.wrong(node, f"has a {key!r} that is neither true nor false", "true or false")
         return node.value
@@ -274,7 +275,7 @@ def _state(entry: _Fields, builder: Builder) -> None:
         read,
         entry.text("next", read),
         filler,
-        trainable=entry.truth("trainable", False),
+        trainable=entry.truth("trainable"),
         lr_mult=entry.number("lr_mult", 1.0),
         decay_mult=entry.number("decay_mult", 1.0),
         where=entry.where,

@@ -171,15 +171,9 @@ class Courier:
         """Add an op at the place of its first output, and return its name."""
         at = self.builder.blobs[outputs[0]].location
         name = self.name(name)
+        origin, ends = Origin(outputs[0], "update"), (inputs, outputs)
         self.builder.op(
-            name,
-            kind,
-            inputs,
-            outputs,
-            attributes,
-            location=at,
-            origin=Origin(outputs[0], "update"),
-            worker=self.number,
+            name, kind, *ends, attributes, location=at, origin=origin, worker=self.number
         )
         return name
 
@@ -246,7 +240,7 @@ class Courier:
     def _clock(self) -> str:
         """The iteration of synchronous training that a push belongs to."""
         passed = self.blob("passed", ITERATION)
-        pace: dict[str, Attribute] = {"other": pace_of(self.worker.rule)}
+        pace = {"other": pace_of(self.worker.rule)}
         self.op("passed", "aten.mul.Scalar", [self.pushes()], [passed], pace)
         clock = self.blob("clock", ITERATION)
         count: dict[str, Attribute] = {"other": self.worker.count, "rounding_mode": "floor"}
@@ -335,8 +329,8 @@ def _share(courier: Courier, rate: str) -> str:
     share = f"{rate}/share"
     if share not in courier.known:
         courier.known[share] = courier.blob(share, rate)
-        settings: dict[str, Attribute] = {"other": 1.0 / count}
-        courier.op(share, "aten.mul.Scalar", [whole], [courier.known[share]], settings)
+        part = {"other": 1.0 / count}
+        courier.op(share, "aten.mul.Scalar", [whole], [courier.known[share]], part)
     return courier.known[share]
 
 

@@ -184,10 +184,9 @@ class Worker:
         if self.count == 1 or not readers:
             return
         turn, ticket = self.blob("turn", ITERATION), self.blob(_TICKET, ITERATION)
-        times: dict[str, Attribute] = {"other": self.count}
-        self.op(turn, "aten.mul.Scalar", [ITERATION], [turn], times, of=ITERATION)
-        shift: dict[str, Attribute] = {"other": self.number}
-        self.op(ticket, "aten.add.Scalar", [turn], [ticket], shift, of=ITERATION)
+        count, number = {"other": self.count}, {"other": self.number}
+        self.op(turn, "aten.mul.Scalar", [ITERATION], [turn], count, of=ITERATION)
+        self.op(ticket, "aten.add.Scalar", [turn], [ticket], number, of=ITERATION)
         for name in (turn, ticket):
             self.builder.ops[name] = replace(self.builder.ops[name], lane="io", origin=None)
         for reader in readers:
@@ -204,8 +203,8 @@ class Worker:
         if self.count == 1:
             return ticket
         name = self.blob("round", ITERATION)
-        settings: dict[str, Attribute] = {"other": self.count, "rounding_mode": "floor"}
-        self.op(name, "aten.div.Scalar_mode", [ticket], [name], settings, of=TICKETS)
+        floor: dict[str, Attribute] = {"other": self.count, "rounding_mode": "floor"}
+        self.op(name, "aten.div.Scalar_mode", [ticket], [name], floor, of=TICKETS)
         self.builder.ops[name] = replace(self.builder.ops[name], origin=None)
         return name
 
