@@ -56,7 +56,7 @@ class _Tracing:
     writers: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By shared state the op that pushed its newest version, and the iteration."""
     reads: list[Read] = field(default_factory=list)
-    left: Trace = Trace()
+    left: Trace = field(default_factory=Trace)
     """What the couriers that go no more have recorded."""
 
     def took(self, op: str, iteration: int, names: Iterable[str]) -> None:
