@@ -35,6 +35,7 @@ from purine.viewer.overview import (
     results_of,
     settings_of,
     shares_of,
+    time_text,
 )
 from purine.viewer.sources import source_lines
 from purine.viewer.timeline import timeline_of
@@ -128,7 +129,7 @@ def _predicted(plan: JobPlan | None, graphs: Sequence[Graph], part: Part) -> Jso
     found = foresee(plan, memory=False, single=True)
     origin = min(event.start for event in found.trace.events)
     facts = cast(list[Json], part["trace_facts"])
-    facts.append(["predicted time of an iteration", f"{found.seconds * 1e3:,.3f} ms"])
+    facts.append(["predicted time of an iteration", time_text(found.seconds * 1e9)])
     return {"memory": memory_of(found.trace, graphs, origin)}
 
 

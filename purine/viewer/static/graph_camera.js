@@ -1,6 +1,6 @@
 // Zoom and pan of a drawing with wheel, drag, touch and keys.
 
-const LEAST = 0.03, MOST = 4, STILL = 4, LEGIBLE = 0.8;
+const LEAST = 0.03, MOST = 4, STILL = 4, LEGIBLE = 0.8, MARGIN = 20;
 
 export class Camera {
   // `move(transform)` is called when the view changes; `tap(target)` when a click was no drag.
@@ -40,7 +40,8 @@ export class Camera {
     if (this.scale >= LEGIBLE) return;
     this.scale = Math.max(LEGIBLE, Math.min(width / (picture.w + 40), 1));
     const whole = picture.w * this.scale <= width;
-    this.x = width / 2 - (whole ? picture.w / 2 : middle) * this.scale;
+    const centred = width / 2 - (whole ? picture.w / 2 : middle) * this.scale;
+    this.x = whole ? centred : Math.max(Math.min(centred, MARGIN), width - MARGIN - picture.w * this.scale); // nothing blank at a side
     this.y = Math.min(42, height / 10) * this.scale + 8;
     this.apply();
   }

@@ -92,7 +92,7 @@ function smooth(values) {
 }
 
 function sharesLegend() {
-  const item = (sort) => el("li", { title: MEANING[sort] }, el("span", { class: `swatch ${sort}` }), SORTS[sort]);
+  const item = (sort) => el("li", {}, el("span", { class: `swatch ${sort}` }), el("strong", {}, SORTS[sort]), `: ${MEANING[sort]}`);
   return el("ul", { class: "legend" }, ...Object.keys(SORTS).map(item));
 }
 
@@ -112,9 +112,14 @@ function sharesOf(part, shares, several) {
   const head = ["device", ...Object.values(SORTS)];
   const rows = part.shares.devices.map((device) => [
     placeText(device.location),
-    ...Object.keys(SORTS).map((sort) => `${timeText(device[sort])} (${((100 * device[sort]) / (part.shares.wall || 1)).toFixed(1)}%)`),
+    ...Object.keys(SORTS).map((sort) => share(device[sort], part.shares.wall)),
   ]);
-  const caption = `Of ${timeText(part.shares.wall)} an iteration`;
+  const caption = `Of ${timeText(part.shares.wall)} per iteration`;
   const hidden = `${(100 * part.shares.hidden).toFixed(1)}% of the time of transfers is hidden behind compute.`;
   return [...elements, bars, table(caption, head, rows, { class: "plain" }), el("p", { class: "quiet" }, hidden)];
+}
+
+/** A time and its share of another; on a narrow screen below each other. */
+function share(time, wall) {
+  return el("span", {}, timeText(time), " ", el("span", { class: "percent" }, `(${((100 * time) / (wall || 1)).toFixed(1)}%)`));
 }

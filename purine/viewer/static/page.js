@@ -50,7 +50,7 @@ export class Page {
       const panel = { id, role: "tabpanel", "aria-labelledby": `tab-${view.key}`, hidden: true, tabindex: -1 };
       panels.append(el("section", panel, el("h2", { class: "print-only" }, view.title)));
     }
-    this.element.replaceChildren(this._head(), tabs, this._selection(), panels);
+    this.element.replaceChildren(this._head(), el("nav", {}, tabs, this._selection()), panels);
     this.open(location.hash.slice(1));
   }
 
@@ -76,11 +76,12 @@ export class Page {
 
   /** The marked node, with ways to see it in the other views. */
   _selection() {
-    const name = el("strong", {});
+    const name = el("strong");
     const go = (key) => el("button", { type: "button", click: () => this.open(key) }, `show in ${key}`);
     const keys = this.views.map((view) => view.key).filter((key) => key === "graph" || key === "timeline");
+    this.ways = new Map(keys.map((key) => [key, go(key)]));
     const clear = el("button", { type: "button", click: () => this.bus.select(null, "page") }, "clear");
-    const bar = el("div", { class: "selection", hidden: true }, "Marked: ", name, ...keys.map(go), clear);
+    const bar = el("div", { class: "selection", hidden: true }, "Marked: ", name, ...this.ways.values(), clear);
     this.bus.onSelect((node) => {
       bar.hidden = node === null;
       name.textContent = node === null ? "" : short(node, 120);
@@ -97,6 +98,7 @@ export class Page {
       tab.setAttribute("aria-selected", one === view);
       tab.tabIndex = one === view ? 0 : -1;
     }
+    for (const [way, button] of this.ways) button.hidden = way === view.key;
     if (location.hash.slice(1) !== view.key) history.replaceState(null, "", `#${view.key}`);
     return this.mount(view);
   }

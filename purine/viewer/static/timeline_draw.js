@@ -8,7 +8,8 @@ export const ROW = 22;
 export const AXIS = 28;
 const PAD = 3;
 const LABEL = 34;
-const ARROWS = 600;
+const ARROWS = 600; // transfers: of more there are no arrows
+const FEW = 120; // transfers: of more, only those that can be seen have arrows
 
 /** The colours of the style sheet, read again when light turns to dark. */
 export function palette(roles) {
@@ -163,10 +164,7 @@ function lastPart(name) {
 
 /** What the compute of a device waits for: in the gaps of its first compute lane. */
 function drawWaits({ context, events, view, colours, x, y, scale }, low, high) {
-  const { waits } = events;
-  const rows = waits.locations.map((place) =>
-    events.rows.findIndex((row) => row.location === place && row.lane.startsWith("compute")),
-  );
+  const { waits, waitRows: rows } = events;
   const bars = new Batches(colours.waits);
   const total = waits.start.length;
   for (let device = 0; device < rows.length; device++) {
@@ -232,9 +230,10 @@ function drawTransfers(sheet, low, high) {
       }
     }
   }
+  const seen = found.length <= FEW ? found : found.filter((at) => (events.end[at] - events.start[at]) * scale >= 2);
+  if (found.length && !seen.length) sheet.note = "Zoom in to see the arrows of transfers";
   sheet.context.globalAlpha = 0.55;
-  for (const event of found) {
-    if ((events.end[event] - events.start[event]) * scale < 2) continue;
+  for (const event of seen) {
     const { before, after } = events.neighbours(event);
     for (const other of before) drawArrow(sheet, other, event);
     for (const other of after) drawArrow(sheet, event, other);
@@ -287,18 +286,27 @@ function drawAxis({ context, events, view, box, colours, x, note }) {
   context.fillStyle = colours.quiet;
   for (const time of ticks(view.from, view.to, Math.max(2, box.width / 140))) {
     const left = x(time);
-    if (left < box.gutter || left > box.width - 40) continue;
-    context.fillText(timeText(time), left + 6, 8);
+    if (left < box.gutter || left > box.width) continue;
+    const text = timeText(time);
+    const beyond = left + 8 + context.measureText(text).width > box.width;
+    context.textAlign = beyond ? "right" : "left";
+    context.fillText(text, left + (beyond ? -6 : 6), 8);
     context.fillRect(Math.round(left), 0, 1, 5);
   }
+  context.textAlign = "left";
   context.fillStyle = colours.text;
   let behind = -Infinity;
-  for (const [iteration, start] of events.iterations) {
+  events.iterations.forEach(([iteration, start], at) => {
     const left = x(start);
-    if (left < box.gutter - 1 || left > box.width || left - behind < 64) continue;
-    behind = left;
-    context.fillText(`iteration ${iteration}`, left + 3, 21, 80);
-  }
+    const name = `iteration ${iteration}`;
+    if (left < Math.max(behind, box.gutter - 1) || left > box.width) return;
+    if (left + context.measureText(name).width > box.width) return;
+    const whole = at < events.warmUp ? `${name}, warm-up` : name;
+    const next = at + 1 < events.iterations.length ? x(events.iterations[at + 1][1]) : Infinity;
+    const text = left + context.measureText(whole).width + 6 < next ? whole : name;
+    behind = left + 64;
+    context.fillText(text, left + 3, 21);
+  });
   if (!note) return;
   context.font = "600 12px system-ui, sans-serif";
   context.textAlign = "right";
@@ -308,6 +316,11 @@ function drawAxis({ context, events, view, box, colours, x, note }) {
   context.fillStyle = colours.text;
   context.fillText(note, box.width - 7, AXIS + 10);
   context.textAlign = "left";
+}
+
+/** The name of a row: a lane whose events overlap has several. */
+export function laneText(lane, track) {
+  return track ? `${short(lane, 24)} (${track + 1})` : short(lane, 24);
 }
 
 function drawGutter({ context, events, box, colours, y }, low, high) {
@@ -324,11 +337,14 @@ function drawGutter({ context, events, box, colours, y }, low, high) {
     context.fillStyle = colours.text;
     const wide = box.gutter > 110;
     const place = placeText(location);
-    if (location !== last) context.fillText(short(place, 24), 4, middle, wide ? box.gutter * 0.5 : box.gutter - 6);
+    if (location !== last) context.fillText(short(place, 24), 4, middle, wide ? box.gutter * 0.42 : box.gutter - 6);
     context.fillStyle = colours.quiet;
     context.textAlign = "right";
-    if (wide) context.fillText(track ? "" : short(lane, 24), box.gutter - 6, middle, box.gutter * 0.5 - 8);
-    else if (location === last && !track) context.fillText(short(lane, 24), box.gutter - 6, middle, box.gutter - 10);
+    context.globalAlpha = track ? 0.6 : 1;
+    const name = laneText(lane, track);
+    if (wide) context.fillText(name, box.gutter - 6, middle, box.gutter * 0.58 - 10);
+    else if (location === last) context.fillText(name, box.gutter - 6, middle, box.gutter - 10);
+    context.globalAlpha = 1;
     context.textAlign = "left";
     last = location;
   }
