@@ -71,6 +71,8 @@ def of_run(path: Path, *, live: bool = False) -> Part:
     part["facts"] = facts_of_job(job)
     part["results"] = results_of(_summary(folder))
     part["settings"] = settings_of(job)
+    if plan is not None:
+        part["iterations"] = plan.iterations
     part["curves"] = curves_of(folder.read_metrics())
     part["graph"] = _graph(step, plan.net if plan else step)
     if trace is not None:

@@ -99,9 +99,9 @@ def test_a_live_page_shows_new_metrics_and_what_a_stuck_run_waits_for(
 ) -> None:
     status = Status(7, (CHAIN,), ("host1",))
     with answering(folder, "127.0.0.1", lambda: status), opens(server.address) as opened:
-        opened.click(".status summary:has-text('7 iterations')")
+        opened.click(".status summary:has-text('7 of 8 iterations')")
         opened.wait_for_selector(f".status >> text={CHAIN}")
-        assert "7 iterations" in opened.inner_text(".status")
+        assert "7 of 8 iterations" in opened.inner_text(".status")
         before = opened.get_attribute("figure:has-text('Loss') svg", "aria-label")
         with open(folder / "metrics.jsonl", "a") as file:
             file.write('{"iteration": 9, "epoch": 1, "loss": 77.5, "lr": 0.01}\n')
@@ -109,6 +109,19 @@ def test_a_live_page_shows_new_metrics_and_what_a_stuck_run_waits_for(
         assert "77.5" not in before
         server.end()
         opened.wait_for_selector(".status >> text=The run has ended.")
+
+
+def test_a_live_page_tells_how_far_the_run_is_and_what_was_last_known(
+    server: Server, opens: Opens
+) -> None:
+    news = {"rows": 0, "version": 0, "iteration": 7, "stuck": 1.0, "ended": False}
+    host = {"host": "host1", "fresh": True, "status": {"iteration": 7, "does": [CHAIN]}}
+    with opens(server.address) as opened:
+        opened.route("**/state?*", lambda route: route.fulfill(json={**news, "hosts": [host]}))
+        opened.click(".status summary:has-text('7 of 8 iterations')")
+        opened.route("**/state?*", lambda route: route.fulfill(json=None))
+        opened.wait_for_selector(".status >> text=The run does not answer")
+        assert opened.is_visible(f".status >> text={CHAIN}")
 
 
 def test_a_stuck_run_shows_at_once_what_its_hosts_wait_for(server: Server, opens: Opens) -> None:
