@@ -392,6 +392,27 @@ def test_a_dark_page_prints_on_white(run_page: Path, opens: Opens) -> None:
         assert not opened.is_visible(".bar-of-tools")
 
 
+def test_the_whole_graph_is_on_paper(run_page: Path, opens: Opens) -> None:
+    with opens(run_page, "graph", viewport={"width": 700, "height": 900}) as opened:
+        inside = """(() => {
+            const canvas = document.querySelector('.pg-canvas').getBoundingClientRect();
+            return [...document.querySelectorAll('.pg-box')].every(b => {
+                const box = b.getBoundingClientRect();
+                return box.left >= canvas.left && box.right <= canvas.right
+                    && box.top >= canvas.top && box.bottom <= canvas.bottom;
+            });
+        })()"""
+        before = opened.get_attribute(".pg-canvas > g", "transform")
+        assert not opened.evaluate(inside)
+        opened.emulate_media(media="print")
+        opened.wait_for_selector(".pg-canvas[viewBox]")
+        assert opened.evaluate(inside)
+        assert not opened.is_visible(".details")
+        opened.emulate_media(media="screen")
+        opened.wait_for_selector(".pg-canvas:not([viewBox])")
+        assert opened.get_attribute(".pg-canvas > g", "transform") == before
+
+
 def test_equal_steps_of_two_runs_are_one_graph(run: Path, tmp_path: Path, opens: Opens) -> None:
     other = shutil.copytree(run, tmp_path / "other")
     file = tmp_path / "both.html"

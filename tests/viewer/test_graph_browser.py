@@ -97,6 +97,17 @@ def test_a_group_opens_and_closes(shows: Shows) -> None:
         assert page.locator("[data-node]").count() == before
 
 
+def test_keys_work_after_a_click_on_a_group(shows: Shows) -> None:
+    document = document_of("googlenet", "cpu:0-1")
+    with shows(document) as page:
+        page.click(box(node_of(document, "forward", "inception3a")))
+        seen = page.get_attribute(".pg-canvas > g", "transform")
+        page.keyboard.press("0")
+        assert page.get_attribute(".pg-canvas > g", "transform") != seen
+        page.keyboard.press("Escape")
+        assert "How to read it" in page.inner_text(".pg-details")
+
+
 def test_a_click_shows_what_an_op_is_and_leads_to_its_neighbours(shows: Shows) -> None:
     document = document_of("lenet", "cpu:0-1")
     with shows(document) as page:

@@ -16,7 +16,7 @@ const UNITS = {
 };
 const OWN = ["work", "bytes"];
 const MEASURED = {
-  time: "Time of an iteration, all devices", waiting: "Devices wait for it, of an iteration", memory: "Memory in the worst moment",
+  time: "Time of an iteration, all devices", waiting: "Devices wait for it in an iteration", memory: "Memory in the worst moment",
 };
 
 // Show a graph document in an element. `bus` links it to other views; without one it stands alone.
@@ -35,7 +35,10 @@ class GraphView {
     this.build(element);
     this.render();
     this.start();
+    const paper = matchMedia("print");
+    paper.addEventListener("change", () => this.camera.print(paper.matches ? this.picture : null));
     new ResizeObserver(([entry]) => {
+      if (paper.matches) return;
       if (!this.width && entry.contentRect.width) this.start();
       this.width = entry.contentRect.width;
     }).observe(this.svg);
@@ -106,6 +109,7 @@ class GraphView {
     this.render();
     const after = this.picture.boxes.get(number);
     this.camera.pan((before.x - after.x) * this.camera.scale, (before.y - after.y) * this.camera.scale);
+    this.drawn.boxes.get(number).focus({ preventScroll: true }); // the box that had it is gone
   }
 
   openAll() {
@@ -249,7 +253,6 @@ class GraphView {
     else if (event.key in arrows) this.step(number, arrows[event.key]);
     else if ((event.key === "Enter" || event.key === " ") && number !== null) {
       this.tap(focused);
-      this.drawn.boxes.get(number)?.focus();
     } else if (event.key === "+" || event.key === "=") camera.zoom(1.2);
     else if (event.key === "-") camera.zoom(1 / 1.2);
     else if (event.key === "0") camera.fit(this.picture);

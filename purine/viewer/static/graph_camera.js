@@ -46,6 +46,17 @@ export class Camera {
     this.apply();
   }
 
+  // On paper a whole picture fits the box that it has; without a picture the view is as before.
+  print(picture) {
+    if (!picture) {
+      this.svg.removeAttribute("viewBox");
+      this.apply();
+      return;
+    }
+    this.svg.setAttribute("viewBox", `-20 -42 ${picture.w + 40} ${picture.h + 76}`);
+    this.move("");
+  }
+
   zoom(factor, x, y) {
     const [width, height] = this.size();
     const scale = Math.max(LEAST, Math.min(MOST, this.scale * factor));

@@ -23,7 +23,7 @@ export async function mountTraffic(element, part) {
 }
 
 function captionOf(between, traffic) {
-  return `${traffic.sized ? "Bytes" : "Transfers"} between ${between}, per iteration: rows send, columns receive`;
+  return `${traffic.sized ? "Bytes" : "Transfers"} between ${between}, per iteration`;
 }
 
 function hostOf(place) {
@@ -58,7 +58,7 @@ function matrix(caption, places, pairs, traffic) {
     made.style.setProperty("--share", `${Math.round((55 * pair[value]) / most)}%`);
     return made;
   };
-  const head = el("tr", {}, el("th", {}, "from \\ to"), ...places.map((place) => el("th", { scope: "col", class: "number" }, place)));
+  const head = el("tr", {}, el("th", {}, "from ↓ to →"), ...places.map((place) => el("th", { scope: "col", class: "number" }, place)));
   const rows = places.map((place, from) => el("tr", {}, el("th", { scope: "row" }, place), ...places.map((_, to) => cell(from, to))));
   const table = el("table", { class: "matrix" }, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, ...rows));
   return el("div", { class: "wide" }, table);
