@@ -503,3 +503,19 @@ def test_causes_of_waits_are_explained(run_page: Path, opens: Opens) -> None:
         legend = opened.inner_text("#view-overview .legend >> nth=0")
     assert "compute: kernels run on the device" in legend
     assert "peers: it waits for the compute of other devices" in legend
+
+
+def test_a_net_begins_with_its_graph_and_tells_what_its_kinds_cost(
+    run: Path, tmp_path: Path, opens: Opens
+) -> None:
+    file = tmp_path / "net.html"
+    assert call("view", run / "net.yaml", "--out", file, "--no-open").code == 0
+    with opens(file, "graph") as opened:
+        opened.goto(file.as_uri())
+        opened.wait_for_selector("#view-graph[data-ready]")
+        assert opened.is_visible("#view-graph")
+        opened.click("#tab-overview")
+        assert "431,080" in opened.inner_text("#view-overview .facts")
+        first = opened.inner_text("#view-overview tbody tr >> nth=0").split("\t")
+        assert first[:2] == ["Conv", "2"]
+        assert first[2].endswith("MFLOP")

@@ -2,6 +2,7 @@
 
 import { lineChart } from "./chart.js";
 import { el, placeText, short, table, timeText } from "./dom.js";
+import { factsOfGraph, kindsOf } from "./overview_net.js";
 
 const SORTS = { busy: "compute", data: "data", transfers: "transfers", peers: "peers", other: "other" };
 const MEANING = {
@@ -27,6 +28,7 @@ export function mountOverview(element, parts) {
     for (const note of part.notes ?? []) element.append(el("p", { class: "note" }, short(note, 400)));
   }
   element.append(several ? differences(parts) : factsOf(parts[0]));
+  if (!several && parts[0].sort === "net") element.append(kindsOf(parts[0].graph));
   const shares = parts.filter((part) => part.shares);
   if (shares.length) {
     element.append(el("h2", {}, "Where the time of a step went"), sharesLegend());
@@ -43,7 +45,7 @@ export function mountOverview(element, parts) {
 
 function factsOf(part) {
   const list = el("dl", { class: "facts" });
-  for (const [name, value] of [...(part.facts ?? []), ...(part.results ?? []), ...(part.trace_facts ?? [])]) {
+  for (const [name, value] of [...(part.facts ?? []), ...(part.results ?? []), ...(part.trace_facts ?? []), ...(part.sort === "net" ? factsOfGraph(part.graph) : [])]) {
     const wide = value.length > LONG ? "wide-fact" : null;
     list.append(el("div", { class: wide }, el("dt", {}, name), el("dd", { title: short(value, 400) }, short(value))));
   }

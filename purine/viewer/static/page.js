@@ -41,6 +41,8 @@ export class Page {
     this.bus = new Bus();
     this.views = VIEWS.filter((view) => this.parts.some((part) => view.has(part)));
     this.mounted = new Map();
+    const nets = this.parts.every((part) => part.sort === "net"); // a net is looked at for its graph
+    this.first = this.views.find((view) => nets && view.key === "graph") ?? this.views[0];
     const tabs = el("div", { role: "tablist", "aria-label": "views", class: "tabs", keydown: (event) => this._press(event) });
     const panels = el("main", {});
     for (const view of this.views) {
@@ -89,9 +91,9 @@ export class Page {
     return bar;
   }
 
-  /** Open a view by its key; an unknown one opens the first. */
+  /** Open a view by its key; an unknown one opens the one to begin with. */
   open(key) {
-    const view = this.views.find((one) => one.key === key) ?? this.views[0];
+    const view = this.views.find((one) => one.key === key) ?? this.first;
     for (const one of this.views) {
       document.getElementById(`view-${one.key}`).hidden = one !== view;
       const tab = document.getElementById(`tab-${one.key}`);
