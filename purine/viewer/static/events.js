@@ -22,7 +22,7 @@ export async function readEvents(packed) {
   return new Events(packed, columns, ops, waits, edges);
 }
 
-export class Events {
+class Events {
   constructor(packed, columns, ops, waits, edges) {
     Object.assign(this, { count: packed.count, rows: packed.rows, roles: packed.roles, warmUp: packed.warm_up });
     this.op = Int32Array.from(columns.op);

@@ -53,7 +53,8 @@ class GraphView {
 
   build(element) {
     const { graph } = this;
-    const spoken = `Graph of ${graph.ops} ops and ${graph.blobs} blobs. Arrow keys go from box to box, Enter opens a group, plus and minus zoom.`;
+    const keys = "Arrow keys go from box to box, Enter opens a group, plus and minus zoom.";
+    const spoken = `Graph of ${graph.ops} ops and ${graph.blobs} blobs. ${keys}`;
     this.viewport = svg("g");
     this.svg = svg(
       "svg",

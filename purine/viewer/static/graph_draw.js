@@ -10,7 +10,7 @@ const TITLES = {
   gradients: "Gradients", update: "Update",
 };
 
-export function roleOf(node) {
+function roleOf(node) {
   return node.type === "group" ? node.roles[0] ?? "blob" : node.role ?? "blob";
 }
 

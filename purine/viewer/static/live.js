@@ -61,8 +61,9 @@ function showStatus(element, news, total) {
   const [summary, list] = fold.children;
   const at = news.hosts.map((host) => `${short(host.host, 40)} ${host.status ? `iteration ${host.status.iteration}` : "did not answer"}`);
   const since = stuck ? `, for ${Math.round(news.stuck)} s` : "";
+  const iteration = news.iteration.toLocaleString("en");
   const of = total ? ` of ${total.toLocaleString("en")}` : "";
-  summary.textContent = `${news.iteration.toLocaleString("en")}${of} iterations are complete${since}${at.length ? `: ${at.join(", ")}` : ""}`;
+  summary.textContent = `${iteration}${of} iterations are complete${since}${at.length ? `: ${at.join(", ")}` : ""}`;
   list.replaceChildren(...news.hosts.map(hostItem));
 }
 

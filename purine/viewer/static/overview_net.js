@@ -23,7 +23,7 @@ export function kindsOf(graph) {
     sums.set(node.kind, [node.kind, sum[1] + namesOf(graph, node).length, sum[2] + (node.flops ?? 0), sum[3] + node.bytes]);
   }
   const sorted = [...sums.values()].sort((one, other) => other[2] - one[2] || other[3] - one[3]);
-  const cells = sorted.slice(0, KINDS).map(([kind, ops, flops, bytes]) => [short(kind, 60), String(ops), scaled(flops, "FLOP"), bytesText(bytes)]);
+  const cellsOf = ([kind, ops, flops, bytes]) => [short(kind, 60), String(ops), scaled(flops, "FLOP"), bytesText(bytes)];
   const caption = sorted.length > KINDS ? `The ${KINDS} kinds with the most work, of ${sorted.length}` : "Ops by kind, the most work first";
-  return table(caption, ["kind", "ops", "work", "read and written"], cells, { class: "plain" });
+  return table(caption, ["kind", "ops", "work", "read and written"], sorted.slice(0, KINDS).map(cellsOf), { class: "plain" });
 }

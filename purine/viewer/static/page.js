@@ -19,7 +19,7 @@ const VIEWS = [
 
 const IDLE = 1500; // ms
 
-export class Page {
+class Page {
   constructor(element, content) {
     this.element = element;
     this.bus = new Bus();

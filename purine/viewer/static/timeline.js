@@ -2,7 +2,8 @@
 
 import { el, placeText, short, table, timeText } from "./dom.js";
 import { readEvents } from "./events.js";
-import { AXIS, draw, laneText, palette, ROW } from "./timeline_draw.js";
+import { AXIS, laneText, ROW } from "./timeline_axis.js";
+import { draw, palette } from "./timeline_draw.js";
 import { listen } from "./timeline_input.js";
 import { Tip } from "./timeline_tip.js";
 
@@ -20,7 +21,7 @@ export async function mountTimeline(element, part, bus) {
   return timeline;
 }
 
-export class Timeline {
+class Timeline {
   constructor(element, events, bus, name) {
     this.events = events;
     this.bus = bus;

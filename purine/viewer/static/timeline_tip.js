@@ -35,7 +35,8 @@ export class Tip {
       const op = events.op[event];
       const length = timeText(events.end[event] - events.start[event]);
       const critical = events.onPath[event] ? ", critical" : "";
-      return [short(events.names[op], 80), short(events.kinds[events.kind[op]], 80), `${length}, iteration ${events.iteration[event]}${critical}`];
+      const when = `${length}, iteration ${events.iteration[event]}${critical}`;
+      return [short(events.names[op], 80), short(events.kinds[events.kind[op]], 80), when];
     }
     if (!timeline.shown.waits || x < timeline.box.gutter) return null;
     const wait = events.waitAt(timeline.rowAt(y), timeline.timeAt(x));
