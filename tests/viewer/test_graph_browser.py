@@ -173,7 +173,7 @@ def test_the_panel_tells_how_to_read_the_graph_until_a_box_is_chosen(shows: Show
         for text in (
             f"{document['ops']} ops",
             "group of ops",
-            "×2",
+            "\u00d72",
             "tag below a box",
             "stripes at the left",
         ):
