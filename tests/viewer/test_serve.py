@@ -6,6 +6,8 @@ import http.client
 import json
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,23 @@ from tests.viewer.conftest import Opens
 pytestmark = pytest.mark.slow
 
 CHAIN = "conv2 <- conv1/weight <- update/conv1/weight <- host1, iteration 7"
+
+ANSWERS_FOREVER = """
+import torch
+from purine.viewer import serve
+
+class Busy:
+    ended = False
+
+    def page(self):
+        values = torch.ones(200, 200)
+        while True:
+            values = torch.mm(values, values)
+
+serve.Server.watch = Busy()
+serve.main()
+"""
+"""A server whose threads are in native code when the job ends."""
 
 
 @pytest.fixture
@@ -148,6 +167,30 @@ def test_the_server_ends_with_the_job(folder: Path) -> None:
         assert connection.getresponse().status == 403
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", place.port or 0))
+
+
+def test_the_server_ends_in_silence_while_it_answers(folder: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", ANSWERS_FOREVER, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    place = urlsplit(process.stdout.readline().strip())
+    viewers = [http.client.HTTPConnection(place.netloc, timeout=20) for _ in range(4)]
+    for viewer in viewers:
+        viewer.request("GET", f"/?{place.query}")
+    process.stdin.close()
+    assert process.wait(60) == 0
+    assert process.stderr.read() == ""
+    for viewer in viewers:
+        viewer.close()
+    process.stdout.close()
+    process.stderr.close()
 
 
 def test_train_tells_the_address_and_only_if_asked(tmp_path: Path) -> None:
