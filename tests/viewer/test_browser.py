@@ -519,3 +519,21 @@ def test_a_net_begins_with_its_graph_and_tells_what_its_kinds_cost(
         first = opened.inner_text("#view-overview tbody tr >> nth=0").split("\t")
         assert first[:2] == ["Conv", "2"]
         assert first[2].endswith("MFLOP")
+
+
+def test_long_names_of_lanes_are_shortened_not_squeezed(tmp_path: Path, opens: Opens) -> None:
+    with opens(page_of(hostile_trace(), tmp_path), "timeline") as opened:
+        squeezed = opened.evaluate(
+            f"""(() => {{
+                const t = {TIMELINE}, write = t.context.fillText;
+                const found = [];
+                t.context.fillText = function (text, x, y, most) {{
+                    if (x < t.box.gutter) found.push(this.measureText(text).width / most);
+                }};
+                t.draw();
+                t.context.fillText = write;
+                return found;
+            }})()"""
+        )
+        assert len(squeezed) >= 2 * len(HOSTILE)
+        assert max(squeezed) < 1.2

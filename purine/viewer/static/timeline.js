@@ -105,7 +105,7 @@ class Timeline {
     this.canvas.height = Math.round(height * ratio);
     this.canvas.style.height = `${height}px`;
     this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    this.box = { width, height, gutter: width < 560 ? 74 : 190 };
+    this.box = { width, height, gutter: width < 560 ? 86 : 190 };
     this.draw();
   }
 
@@ -253,7 +253,7 @@ class Timeline {
     const same = ops.flatMap((one) => events.eventsOf[one]);
     const times = same.map((at) => events.end[at] - events.start[at]).sort((a, b) => a - b);
     const median = times[times.length >> 1];
-    facts.push(["in all iterations", `${same.length} events, median ${timeText(median)}`]);
+    facts.push(["in all iterations", `${same.length} event${same.length > 1 ? "s" : ""}, median ${timeText(median)}`]);
     if (events.onPath[event]) facts.push(["critical", "on the critical path"]);
     const list = el("dl", { class: "facts" }, ...facts.map(([name, text]) => el("div", { class: text.length > 18 ? "wide-fact" : null }, el("dt", {}, name), el("dd", {}, text))));
     const cause = events.cause[event];

@@ -5,6 +5,7 @@ import { placeText, short, timeText } from "./dom.js";
 
 export const ROW = 22; // px
 export const AXIS = 28; // px
+const SQUEEZE = 1.15;
 
 /** Times and iterations; a note goes below them. */
 export function drawAxis({ context, events, view, box, colours, x, note }) {
@@ -47,7 +48,7 @@ export function drawAxis({ context, events, view, box, colours, x, note }) {
 
 /** The name of a row: a lane whose events overlap has several. */
 export function laneText(lane, track) {
-  return track ? `${short(lane, 24)} (${track + 1})` : short(lane, 24);
+  return track ? `${short(lane, 40)} (${track + 1})` : short(lane, 40);
 }
 
 /** The names of the rows from `low` to below `high`. */
@@ -64,17 +65,25 @@ export function drawGutter({ context, events, box, colours, y }, low, high) {
     const middle = y(row) + ROW / 2;
     context.fillStyle = colours.text;
     const wide = box.gutter > 110;
-    const place = placeText(location);
-    if (location !== last) context.fillText(short(place, 24), 4, middle, wide ? box.gutter * 0.42 : box.gutter - 6);
+    const first = location !== last;
+    const room = box.gutter - 10;
+    const most = wide && first ? room * 0.58 : room;
+    const name = fitted(context, laneText(lane, track), most);
+    const taken = wide ? Math.min(context.measureText(name).width, most) + 8 : 0;
+    if (first) context.fillText(fitted(context, placeText(location), room - taken), 4, middle, room - taken);
     context.fillStyle = colours.quiet;
     context.textAlign = "right";
     context.globalAlpha = track ? 0.6 : 1;
-    const name = laneText(lane, track);
-    if (wide) context.fillText(name, box.gutter - 6, middle, box.gutter * 0.58 - 10);
-    else if (location === last) context.fillText(name, box.gutter - 6, middle, box.gutter - 10);
+    if (wide || !first) context.fillText(name, box.gutter - 6, middle, most);
     context.globalAlpha = 1;
     context.textAlign = "left";
     last = location;
   }
   context.restore();
+}
+
+/** A text for so much room: letters may be squeezed a little, what is longer is shortened in its middle. */
+function fitted(context, text, width) {
+  const whole = context.measureText(text).width / SQUEEZE;
+  return whole <= width ? text : short(text, Math.max(3, Math.floor((text.length * width) / whole) - 1));
 }
