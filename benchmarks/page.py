@@ -17,17 +17,20 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from purine.job import make_plan, merge
 from purine.job.foresee import foresee
@@ -117,19 +120,21 @@ def measured(opened: Any, file: Path) -> dict[str, list[float]]:
 def told(name: str, fixed: dict[str, float], rows: list[dict[str, list[float]]]) -> dict[str, Any]:
     """The figures of a page, printed."""
     every = {key: [value for row in rows for value in row[key]] for key in rows[0]}
-    usable, draws = sorted(every["usable"]), sorted(every["draw"])
+    usable, draws, frames = (sorted(every[key]) for key in ("usable", "draw", "frame"))
     found = fixed | {
         "usable_ms": round(statistics.median(usable)),
         "usable_spread_ms": [round(usable[0]), round(usable[-1])],
         "draw_ms": round(statistics.median(draws), 2),
         "draw_p95_ms": round(draws[int(0.95 * len(draws))], 2),
-        "frame_ms": round(statistics.median(every["frame"]), 2),
+        "frame_ms": round(statistics.median(frames), 2),
+        "frame_p95_ms": round(frames[int(0.95 * len(frames))], 2),
     }
     print(
         f"{name:<26} {found['events']:>8,.0f} events {found['mb']:>6.2f} MB "
-        f"{found['bytes_an_event']:>5.1f} B/event  usable {found['usable_ms']:>5} ms  "
+        f"{found['bytes_an_event']:>5.1f} B/event ({found['over_1_mb']:.1f} beyond 1 MB)  "
+        f"usable {found['usable_ms']:>5} ms  "
         f"draw {found['draw_ms']:>5.2f} ms (95%: {found['draw_p95_ms']:.2f})  "
-        f"frame {found['frame_ms']:.1f} ms",
+        f"frame {found['frame_ms']:.1f} ms (95%: {found['frame_p95_ms']:.1f})",
         flush=True,
     )
     return found
@@ -172,22 +177,28 @@ def pages(names: list[str], turns: int) -> dict[str, Any]:
 
 
 def live(seconds: float, turns: int, viewers: int) -> dict[str, Any]:
-    """The speed of training without --live, with it unseen, and with viewers, in turns."""
+    """The speed of training without --live, with it unseen, and with viewers, in turns.
+
+    Among the viewers is one that never reads; requests without the token and from another origin
+    are answered with the status that is reported.
+    """
     speeds: dict[str, list[float]] = {"without": [], "live": [], "viewed": []}
+    refused: dict[str, int] = {}
+    first = trained(seconds, "without", viewers, refused)
+    print(f"{'without':<8} {first:8.1f} images/s (not counted)", flush=True)
     for turn in range(turns):
-        for name in (*speeds, *reversed(speeds)) if turn == 0 else speeds:
-            warm = turn == 0 and not speeds["without"]
-            speed = trained(seconds, name, viewers)
-            speeds[name] += [] if warm else [speed]
-            print(f"{name:<8} {speed:8.1f} images/s{' (not counted)' if warm else ''}", flush=True)
+        for name in speeds if turn % 2 == 0 else reversed(speeds):
+            speeds[name].append(trained(seconds, name, viewers, refused))
+            print(f"{name:<8} {speeds[name][-1]:8.1f} images/s", flush=True)
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     ratios = {name: round(medians[name] / medians["without"], 4) for name in ("live", "viewed")}
     spread = {name: [round(min(v), 1), round(max(v), 1)] for name, v in speeds.items()}
-    print(f"of the speed without --live: {ratios}")
-    return {"ratio": ratios, "images_per_second": medians, "spread": spread, "viewers": viewers}
+    print(f"of the speed without --live: {ratios} (aim: at least 0.99), refused with: {refused}")
+    found = {"ratio": ratios, "images_per_second": medians, "spread": spread}
+    return found | {"viewers": viewers, "refused": refused}
 
 
-def trained(seconds: float, how: str, viewers: int) -> float:
+def trained(seconds: float, how: str, viewers: int, refused: dict[str, int]) -> float:
     """Images a second of a LeNet in a process of its own."""
     with tempfile.TemporaryDirectory() as temporary:
         run = Path(temporary) / "run"
@@ -202,11 +213,18 @@ def trained(seconds: float, how: str, viewers: int) -> float:
             told = (line.split() for line in job.stdout)
             address = next(words[1] for words in told if words[:1] == ["live:"])
         ends = threading.Event()
+        deaf = []
         if how == "viewed":
             for _ in range(viewers):
                 threading.Thread(target=watch, args=(address, ends), daemon=True).start()
+            deaf.append(never_reads(address))
+            bare = address.partition("?")[0]
+            refused["without the token"] = status_of(bare)
+            refused["from another origin"] = status_of(address, Origin="http://other.example")
         rows = rows_for(run / "metrics.jsonl", seconds)
         ends.set()
+        for connection in deaf:
+            connection.close()
         job.terminate()
         job.stdout.read()
         job.wait()
@@ -237,13 +255,32 @@ def speed_of(rows: list[tuple[int, float]]) -> float:
 def watch(address: str, ends: threading.Event) -> None:
     """What the page does: the page once, then the state every second, and the curves."""
     base, _, token = address.partition("?")
-    urllib.request.urlopen(address).read()
-    while not ends.wait(1.0):
-        for path in ("state", "curves"):
-            try:
-                urllib.request.urlopen(f"{base}{path}?{token}").read()
-            except OSError:
-                return
+    asked = [f"{base}{path}?{token}" for path in ("state", "curves")]
+    try:
+        urllib.request.urlopen(address).read()
+        while not ends.wait(1.0):
+            for one in asked:
+                urllib.request.urlopen(one).read()
+    except OSError:
+        return  # the run has ended
+
+
+def never_reads(address: str) -> socket.socket:
+    """A viewer that asks for the page and does not read it."""
+    url = urlsplit(address)
+    connection = socket.create_connection((url.hostname, url.port))
+    asked = f"GET /?{url.query} HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n"
+    connection.sendall(asked.encode())
+    return connection
+
+
+def status_of(address: str, **headers: str) -> int:
+    """The HTTP status of an answer."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def main() -> None:

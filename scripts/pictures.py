@@ -16,14 +16,33 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
 ROOT = Path(__file__).resolve().parent.parent
-LARGEST = 120_000
+LARGEST = 60_000
 """Bytes of a picture: documents load quickly."""
 TIMELINE = "document.querySelector('canvas.timeline').timeline"
 JOB = "--net lenet --data fashion-mini --batch 64 --epochs 2 --lr 0.02 --seed 0"
 DEVICES = "--devices cpu:0-1 --share-cores --trace --trace-iters 10 --log-every 4"
-HEIGHTS = {"overview": 880, "graph": 700, "timeline": 560, "memory": 480, "traffic": 520}
+COLOURS = 256
+"""Colours of a picture: a page has few, and its file is a third as large."""
+SIZES = {
+    "overview": (1120, 880),
+    "graph": (1400, 800),
+    "timeline": (1120, 530),
+    "memory": (1120, 560),
+    "traffic": (1120, 540),
+}
 READY = {
+    "graph": """() => {
+        const search = document.querySelector(".pg-search");
+        search.value = "conv2";
+        search.dispatchEvent(new Event("input"));
+        search.dispatchEvent(new KeyboardEvent("keydown", {key: "Enter"}));
+        search.value = "";
+        search.dispatchEvent(new Event("input"));
+    }""",
     "timeline": f"""() => {{
         const t = {TIMELINE}, e = t.events;
         t.look(e.iterations[4][1], e.iterations[7][1], 0);
@@ -41,8 +60,6 @@ def main() -> None:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         sys.exit("there is no browser: install chromium")
-    from playwright.sync_api import sync_playwright
-
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
         run = options.run.resolve() if options.run else Path(temporary) / "runs" / "lenet"
         if options.run is None:
@@ -53,9 +70,9 @@ def main() -> None:
         )
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         options.out.mkdir(parents=True, exist_ok=True)
-        for key, height in HEIGHTS.items():
-            take(browser, file, key, options.out / f"{key}.png", height)
-        take(browser, file, "timeline", options.out / "timeline-dark.png", 560, "dark")
+        for key in SIZES:
+            take(browser, file, key, options.out / f"{key}.png")
+        take(browser, file, "timeline", options.out / "timeline-dark.png", "dark")
         browser.close()
 
 
@@ -65,9 +82,10 @@ def purine(*words: object, folder: str) -> None:
     subprocess.run(command, check=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
-def take(browser: Any, file: Path, key: str, out: Path, height: int, scheme: str = "light") -> None:
+def take(browser: Any, file: Path, key: str, out: Path, scheme: str = "light") -> None:
     """A picture of one view."""
-    size = {"width": 1120, "height": height}
+    width, height = SIZES[key]
+    size = {"width": width, "height": height}
     opened = browser.new_page(viewport=size, color_scheme=scheme)
     opened.goto(f"{file.as_uri()}#{key}")
     opened.wait_for_selector(f"#view-{key}[data-ready]")
@@ -76,6 +94,9 @@ def take(browser: Any, file: Path, key: str, out: Path, height: int, scheme: str
     opened.wait_for_timeout(300)
     opened.screenshot(path=out)
     opened.close()
+    with Image.open(out) as image:
+        small = image.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
+    small.save(out, optimize=True)
     written = out.stat().st_size
     print(f"{out.name}: {written:,} bytes", flush=True)
     if written > LARGEST:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from torch import Tensor
@@ -46,6 +46,24 @@ class Reached:
 
     all: int = 0
     each: tuple[int, ...] = ()
+
+
+@dataclass
+class _Tracing:
+    """What a trace has beside the events of the executors that are here."""
+
+    records: bool
+    writers: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """By shared state the op that pushed its newest version, and the iteration."""
+    reads: list[Read] = field(default_factory=list)
+    left: Trace = field(default_factory=Trace)
+    """What the couriers that go no more have recorded."""
+
+    def took(self, op: str, iteration: int, names: Iterable[str]) -> None:
+        """Note whose versions of shared states an op takes."""
+        for writer in dict.fromkeys(map(self.writers.get, names)):
+            if writer is not None:
+                self.reads.append((*writer, op, iteration))
 
 
 class Workers:
@@ -101,15 +119,11 @@ class Workers:
         self._shared = {name: state.shared for name, state in every if state.shared}
         self.store: dict[str, Tensor] = {}
         """The newest version of each shared state. A push replaces it or writes over it."""
-        self.writers: dict[str, tuple[str, int]] = {}
-        """By shared state the op and the iteration that pushed the newest version."""
-        self.reads: list[Read] | None = [] if settings.record else None
+        self.tracing = _Tracing(records=settings.record)
         for name, shared in self._shared.items():
             self.store.setdefault(shared, states[name])
         self._settings = settings
         self._first = {courier: post.states(states) for courier, post in self.posts.items()}
-        self._left = Trace()
-        """What the couriers that go no more have recorded."""
         self._leaving: dict[int, threading.Thread] = {}
         """By courier that goes no more the thread that ends its lanes."""
         self._executors: dict[int, Executor] = {}
@@ -143,7 +157,7 @@ class Workers:
             self._raise_if_stopped()
             self.core.cores[courier] = core
             # Rounds count from 0 in each life of a worker, and a trace has one of them.
-            record = leaving is None and self.reads is not None
+            record = leaving is None and self.tracing.records
             self._executors[courier] = executor = Executor(
                 program,
                 states=states,
@@ -169,7 +183,7 @@ class Workers:
         """End the lanes of a courier that has stopped."""
         executor.close()
         with self.lock:
-            self._left += executor.trace()
+            self.tracing.left += executor.trace()
 
     @property
     def begun(self) -> int:
@@ -275,18 +289,18 @@ class Workers:
 
     def trace(self) -> Trace:
         """The events recorded so far."""
-        trace = self._left
+        trace = self.tracing.left
         for executor in self.executors:
             trace += executor.trace()
-        return replace(trace, reads=tuple(self.reads or ()))
+        return replace(trace, reads=tuple(self.tracing.reads))
 
     def end_trace(self) -> Trace:
         """The events recorded so far; from now on nothing is recorded."""
         with self.lock:
-            trace, reads = self._left, tuple(self.reads or ())
+            trace, reads = self.tracing.left, tuple(self.tracing.reads)
             for executor in self.executors:
                 trace += executor.end_trace()
-            self._left, self.reads = Trace(), None
+            self.tracing = _Tracing(records=False)
         return replace(trace, reads=reads)
 
     def activity(self) -> Activity:
@@ -398,19 +412,13 @@ class _Seat:
             over = self._core.start(self._worker, token)
             store = self._workers.store
             versions = [(number, name, store[name]) for number, name in self._reads[op]]
-            if self._workers.reads is not None:
-                self._note_reads(op, iteration, self._workers.reads)
+            if self._workers.tracing.records:
+                names = [name for _, name in self._reads[op]]
+                self._workers.tracing.took(self.plan.ops[op], iteration, names)
         pushes = op in self._member.pushes
         for number, name, version in versions:
             copied = pushes and name not in over
             self._buffers.put(iteration, number, version.clone() if copied else version)
-
-    def _note_reads(self, op: int, iteration: int, reads: list[Read]) -> None:
-        """Record whose versions an op takes."""
-        writers = (self._workers.writers.get(name) for _, name in self._reads[op])
-        for writer in dict.fromkeys(writers):
-            if writer is not None:
-                reads.append((*writer, self.plan.ops[op], iteration))
 
     def complete(self, token: int) -> list[int]:
         op = token % self.size
@@ -434,7 +442,7 @@ class _Seat:
         if self._member.runs(op, iteration):
             for name, shared in self._writes[op]:
                 self._workers.store[shared] = self._buffers.take(iteration + 1, name)
-                self._workers.writers[shared] = self.plan.ops[op], iteration
+                self._workers.tracing.writers[shared] = self.plan.ops[op], iteration
 
     def waiting(self) -> list[tuple[int, str, int]]:
         return self._core.waiting(self._worker)

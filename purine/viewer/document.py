@@ -36,6 +36,7 @@ from purine.viewer.overview import (
     results_of,
     settings_of,
     shares_of,
+    time_text,
 )
 from purine.viewer.sources import source_lines
 from purine.viewer.timeline import timeline_of
@@ -71,6 +72,8 @@ def of_run(path: Path, *, live: bool = False) -> Part:
     part["facts"] = facts_of_job(job)
     part["results"] = results_of(_summary(folder))
     part["settings"] = settings_of(job)
+    if plan is not None:
+        part["iterations"] = plan.iterations
     part["curves"] = curves_of(folder.read_metrics())
     part["graph"] = _graph(step, plan.net if plan else step)
     if trace is not None:
@@ -130,7 +133,7 @@ def _predicted(plan: JobPlan | None, graphs: Sequence[Graph], part: Part) -> Jso
     found = foresee(plan, memory=False, single=True)
     origin = min(event.start for event in found.trace.events)
     facts = cast(list[Json], part["trace_facts"])
-    facts.append(["predicted time of an iteration", f"{found.seconds * 1e3:,.3f} ms"])
+    facts.append(["predicted time of an iteration", time_text(found.seconds * 1e9)])
     return {"memory": memory_of(found.trace, graphs, origin)}
 
 

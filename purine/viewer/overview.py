@@ -11,7 +11,15 @@ from purine.trace.summary import summary
 from purine.trace.trace import Trace
 from purine.viewer.columns import Json
 
-__all__ = ["curves_of", "facts_of_job", "facts_of_trace", "results_of", "settings_of", "shares_of"]
+__all__ = [
+    "curves_of",
+    "facts_of_job",
+    "facts_of_trace",
+    "results_of",
+    "settings_of",
+    "shares_of",
+    "time_text",
+]
 
 _CURVES = ("loss", "accuracy", "lr", "images_per_second", "loss_scale", "seconds")
 _POINTS = 4000
@@ -31,7 +39,7 @@ def results_of(summary: Mapping[str, object]) -> list[Json]:
     named = {"iterations": "iterations", "seconds": "time of training"}
     named |= {"test_accuracy": "test accuracy", "test_loss": "test loss"}
     named |= {"images_per_second": "samples a second", "parameters": "parameters"}
-    named |= {"purine": "purine", "torch": "torch"}
+    named |= {"purine": "version of purine", "torch": "version of torch"}
     known = {key: summary[key] for key in named if summary.get(key) is not None}
     return [[named[key], _result(value, key)] for key, value in known.items()]
 
@@ -49,7 +57,7 @@ def facts_of_trace(trace: Trace) -> list[Json]:
         ["iterations in the trace", str(len(trace.iterations))],
         ["events", f"{len(trace.events):,}"],
         ["devices in the trace", str(len(locations))],
-        ["time of an iteration", f"{report.iteration_time / 1e6:,.3f} ms"],
+        ["time of an iteration", time_text(report.iteration_time)],
     ]
 
 
@@ -79,6 +87,17 @@ def curves_of(rows: Iterable[Mapping[str, object]]) -> dict[str, Json]:
     curves |= {name: _column(kept, name) for name in names}
     measured = {key: _column(tests, key) for key in ("iteration", "test_loss", "test_accuracy")}
     return {"training": curves, "tests": dict(measured)}
+
+
+def time_text(ns: float) -> str:
+    """Nanoseconds with the unit that suits them, as the script of the page writes them.
+
+    >>> time_text(31_011_200), time_text(4.12e9)
+    ('31.01 ms', '4.12 s')
+    """
+    units = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"))
+    size, unit = next((one for one in units if ns >= one[0]), (1, "ns"))
+    return f"{ns / size:.4g} {unit}"
 
 
 def _column(rows: Sequence[Mapping[str, object]], name: str) -> list[Json]:

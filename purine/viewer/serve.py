@@ -165,6 +165,7 @@ def main() -> None:
     server.end()
     if time.monotonic() - server.asked < _FAREWELL:
         time.sleep(_FAREWELL)
+    os._exit(0)  # threads that answer may be in native code, which aborts when the interpreter ends
 
 
 if __name__ == "__main__":

@@ -392,6 +392,27 @@ def test_a_dark_page_prints_on_white(run_page: Path, opens: Opens) -> None:
         assert not opened.is_visible(".bar-of-tools")
 
 
+def test_the_whole_graph_is_on_paper(run_page: Path, opens: Opens) -> None:
+    with opens(run_page, "graph", viewport={"width": 700, "height": 900}) as opened:
+        inside = """(() => {
+            const canvas = document.querySelector('.pg-canvas').getBoundingClientRect();
+            return [...document.querySelectorAll('.pg-box')].every(b => {
+                const box = b.getBoundingClientRect();
+                return box.left >= canvas.left && box.right <= canvas.right
+                    && box.top >= canvas.top && box.bottom <= canvas.bottom;
+            });
+        })()"""
+        before = opened.get_attribute(".pg-canvas > g", "transform")
+        assert not opened.evaluate(inside)
+        opened.emulate_media(media="print")
+        opened.wait_for_selector(".pg-canvas[viewBox]")
+        assert opened.evaluate(inside)
+        assert not opened.is_visible(".details")
+        opened.emulate_media(media="screen")
+        opened.wait_for_selector(".pg-canvas:not([viewBox])")
+        assert opened.get_attribute(".pg-canvas > g", "transform") == before
+
+
 def test_equal_steps_of_two_runs_are_one_graph(run: Path, tmp_path: Path, opens: Opens) -> None:
     other = shutil.copytree(run, tmp_path / "other")
     file = tmp_path / "both.html"
@@ -419,3 +440,100 @@ def test_many_devices_have_tables_of_memory_and_strips_of_traffic(
         assert "cpu:3" in table
         opened.click("#tab-overview")
         assert "samples a second" in opened.inner_text("#view-overview .facts")
+
+
+def test_the_pointer_is_told_what_is_below_it(run_page: Path, opens: Opens) -> None:
+    with opens(run_page, "timeline") as opened:
+        find = "e.eventsOf[e.names.indexOf('replica1/conv2')][3]"
+        event = opened.evaluate(f"(() => {{ const e = {TIMELINE}.events; return {find}; }})()")
+        opened.evaluate(f"{TIMELINE}.reveal({event})")
+        assert not opened.is_visible(".tip")
+        opened.mouse.move(*place_of(opened, event))
+        told = opened.inner_text(".tip")
+        assert "replica1/conv2" in told
+        assert "aten.convolution" in told
+        assert "iteration 3" in told
+        wait = f"""(() => {{
+            const t = {TIMELINE}, w = t.events.waits, box = t.canvas.getBoundingClientRect();
+            const at = w.duration.indexOf(Math.max(...w.duration));
+            t.look(w.start[at] - w.duration[at], w.start[at] + 2 * w.duration[at], 0);
+            const middle = w.start[at] + w.duration[at] / 2, {{from, to}} = t.view;
+            const x = t.box.gutter + (middle - from) / (to - from) * (t.box.width - t.box.gutter);
+            const row = t.events.waitRows[w.device[at]];
+            return [box.left + x, box.top + 28 + (row + 0.5) * 22, w.sorts[w.sort[at]]];
+        }})()"""
+        x, y, sort = opened.evaluate(wait)
+        opened.mouse.move(x, y)
+        told = opened.inner_text(".tip")
+        assert told.startswith("waits ")
+        assert f": {sort}" in told
+        opened.mouse.move(x, y + 600)
+        assert not opened.is_visible(".tip")
+
+
+def test_arrows_of_short_transfers_are_drawn(run_page: Path, opens: Opens) -> None:
+    with opens(run_page, "timeline") as opened:
+        opened.click("text=arrows of transfers")
+        arrows = opened.evaluate(
+            f"""(() => {{
+                const t = {TIMELINE}, e = t.events;
+                t.look(e.iterations[2][1], e.iterations[3][1], 0);
+                const draw = t.context.bezierCurveTo;
+                let count = 0;
+                t.context.bezierCurveTo = () => count++;
+                t.draw();
+                t.context.bezierCurveTo = draw;
+                return count;
+            }})()"""
+        )
+        assert arrows > 4
+
+
+def test_marking_a_node_moves_nothing_on_a_wide_screen(run_page: Path, opens: Opens) -> None:
+    with opens(run_page, "timeline") as opened:
+        before = opened.locator("canvas.timeline").bounding_box()
+        opened.focus("canvas.timeline")
+        opened.keyboard.press("n")
+        assert opened.is_visible(".selection")
+        assert opened.locator("canvas.timeline").bounding_box() == before
+
+
+def test_causes_of_waits_are_explained(run_page: Path, opens: Opens) -> None:
+    with opens(run_page) as opened:
+        legend = opened.inner_text("#view-overview .legend >> nth=0")
+    assert "compute: kernels run on the device" in legend
+    assert "peers: it waits for the compute of other devices" in legend
+
+
+def test_a_net_begins_with_its_graph_and_tells_what_its_kinds_cost(
+    run: Path, tmp_path: Path, opens: Opens
+) -> None:
+    file = tmp_path / "net.html"
+    assert call("view", run / "net.yaml", "--out", file, "--no-open").code == 0
+    with opens(file, "graph") as opened:
+        opened.goto(file.as_uri())
+        opened.wait_for_selector("#view-graph[data-ready]")
+        assert opened.is_visible("#view-graph")
+        opened.click("#tab-overview")
+        assert "431,080" in opened.inner_text("#view-overview .facts")
+        first = opened.inner_text("#view-overview tbody tr >> nth=0").split("\t")
+        assert first[:2] == ["Conv", "2"]
+        assert first[2].endswith("MFLOP")
+
+
+def test_long_names_of_lanes_are_shortened_not_squeezed(tmp_path: Path, opens: Opens) -> None:
+    with opens(page_of(hostile_trace(), tmp_path), "timeline") as opened:
+        squeezed = opened.evaluate(
+            f"""(() => {{
+                const t = {TIMELINE}, write = t.context.fillText;
+                const found = [];
+                t.context.fillText = function (text, x, y, most) {{
+                    if (x < t.box.gutter) found.push(this.measureText(text).width / most);
+                }};
+                t.draw();
+                t.context.fillText = write;
+                return found;
+            }})()"""
+        )
+        assert len(squeezed) >= 2 * len(HOSTILE)
+        assert max(squeezed) < 1.2

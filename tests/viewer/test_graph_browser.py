@@ -97,6 +97,17 @@ def test_a_group_opens_and_closes(shows: Shows) -> None:
         assert page.locator("[data-node]").count() == before
 
 
+def test_keys_work_after_a_click_on_a_group(shows: Shows) -> None:
+    document = document_of("googlenet", "cpu:0-1")
+    with shows(document) as page:
+        page.click(box(node_of(document, "forward", "inception3a")))
+        seen = page.get_attribute(".pg-canvas > g", "transform")
+        page.keyboard.press("0")
+        assert page.get_attribute(".pg-canvas > g", "transform") != seen
+        page.keyboard.press("Escape")
+        assert "How to read it" in page.inner_text(".pg-details")
+
+
 def test_a_click_shows_what_an_op_is_and_leads_to_its_neighbours(shows: Shows) -> None:
     document = document_of("lenet", "cpu:0-1")
     with shows(document) as page:
@@ -139,6 +150,40 @@ def test_a_large_graph_starts_so_that_it_can_be_read(shows: Shows) -> None:
     with shows(document_of("googlenet", "cpu:0-1")) as page:
         letter = "document.querySelector('.pg-first').getScreenCTM().a"
         assert page.evaluate(letter) >= 0.8
+
+
+def test_a_wide_graph_starts_with_nothing_blank_at_its_left(shows: Shows) -> None:
+    with shows(
+        document_of("googlenet", "cpu:0-1"), viewport={"width": 1100, "height": 800}
+    ) as page:
+        left = page.evaluate(
+            """() => {
+                const all = [...document.querySelectorAll('.pg-box')];
+                const canvas = document.querySelector('.pg-canvas').getBoundingClientRect();
+                return Math.min(...all.map(b => b.getBoundingClientRect().left)) - canvas.left;
+            }"""
+        )
+    assert left < 40
+
+
+def test_the_panel_tells_how_to_read_the_graph_until_a_box_is_chosen(shows: Shows) -> None:
+    document = document_of("lenet", "cpu:0-1")
+    with shows(document) as page:
+        guide = page.inner_text(".pg-details")
+        for text in (
+            f"{document['ops']} ops",
+            "group of ops",
+            "\u00d72",
+            "tag below a box",
+            "stripes at the left",
+        ):
+            assert text in guide
+        page.click(box(node_of(document, "forward", "pool2")))
+        assert "How to read it" not in page.inner_text(".pg-details")
+        page.keyboard.press("Escape")
+        assert "How to read it" in page.inner_text(".pg-details")
+    with shows(document_of("lenet")) as page:
+        assert "stripes" not in page.inner_text(".pg-details")
 
 
 def test_heat_colours_what_works_most(shows: Shows) -> None:

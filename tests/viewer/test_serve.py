@@ -6,6 +6,8 @@ import http.client
 import json
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,23 @@ from tests.viewer.conftest import Opens
 pytestmark = pytest.mark.slow
 
 CHAIN = "conv2 <- conv1/weight <- update/conv1/weight <- host1, iteration 7"
+
+ANSWERS_FOREVER = """
+import torch
+from purine.viewer import serve
+
+class Busy:
+    ended = False
+
+    def page(self):
+        values = torch.ones(200, 200)
+        while True:
+            values = torch.mm(values, values)
+
+serve.Server.watch = Busy()
+serve.main()
+"""
+"""A server whose threads are in native code when the job ends."""
 
 
 @pytest.fixture
@@ -99,9 +118,9 @@ def test_a_live_page_shows_new_metrics_and_what_a_stuck_run_waits_for(
 ) -> None:
     status = Status(7, (CHAIN,), ("host1",))
     with answering(folder, "127.0.0.1", lambda: status), opens(server.address) as opened:
-        opened.click(".status summary:has-text('7 iterations')")
+        opened.click(".status summary:has-text('7 of 8 iterations')")
         opened.wait_for_selector(f".status >> text={CHAIN}")
-        assert "7 iterations" in opened.inner_text(".status")
+        assert "7 of 8 iterations" in opened.inner_text(".status")
         before = opened.get_attribute("figure:has-text('Loss') svg", "aria-label")
         with open(folder / "metrics.jsonl", "a") as file:
             file.write('{"iteration": 9, "epoch": 1, "loss": 77.5, "lr": 0.01}\n')
@@ -109,6 +128,19 @@ def test_a_live_page_shows_new_metrics_and_what_a_stuck_run_waits_for(
         assert "77.5" not in before
         server.end()
         opened.wait_for_selector(".status >> text=The run has ended.")
+
+
+def test_a_live_page_tells_how_far_the_run_is_and_what_was_last_known(
+    server: Server, opens: Opens
+) -> None:
+    news = {"rows": 0, "version": 0, "iteration": 7, "stuck": 1.0, "ended": False}
+    host = {"host": "host1", "fresh": True, "status": {"iteration": 7, "does": [CHAIN]}}
+    with opens(server.address) as opened:
+        opened.route("**/state?*", lambda route: route.fulfill(json={**news, "hosts": [host]}))
+        opened.click(".status summary:has-text('7 of 8 iterations')")
+        opened.route("**/state?*", lambda route: route.fulfill(json=None))
+        opened.wait_for_selector(".status >> text=The run does not answer")
+        assert opened.is_visible(f".status >> text={CHAIN}")
 
 
 def test_a_stuck_run_shows_at_once_what_its_hosts_wait_for(server: Server, opens: Opens) -> None:
@@ -135,6 +167,30 @@ def test_the_server_ends_with_the_job(folder: Path) -> None:
         assert connection.getresponse().status == 403
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", place.port or 0))
+
+
+def test_the_server_ends_in_silence_while_it_answers(folder: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", ANSWERS_FOREVER, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    place = urlsplit(process.stdout.readline().strip())
+    viewers = [http.client.HTTPConnection(place.netloc, timeout=20) for _ in range(4)]
+    for viewer in viewers:
+        viewer.request("GET", f"/?{place.query}")
+    process.stdin.close()
+    assert process.wait(60) == 0
+    assert process.stderr.read() == ""
+    for viewer in viewers:
+        viewer.close()
+    process.stdout.close()
+    process.stderr.close()
 
 
 def test_train_tells_the_address_and_only_if_asked(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ export async function unpack(text) {
 }
 
 /** The numbers whose differences these bytes hold. */
-export function numbersOf(bytes) {
+function numbersOf(bytes) {
   let count = 0;
   for (let at = 0; at < bytes.length; at++) count += bytes[at] < 128 ? 1 : 0;
   const numbers = new Float64Array(count);

@@ -41,15 +41,20 @@ export function timeText(ns) {
   return `${number(ns)} ns`;
 }
 
-/** Bytes with a unit. */
-export function bytesText(size) {
-  const units = ["B", "kB", "MB", "GB", "TB"];
+/** A value with a unit and its prefix: `scaled(2.5e9, "FLOP")` is "2.5 GFLOP". */
+export function scaled(value, unit) {
+  const prefixes = ["", "k", "M", "G", "T", "P"];
   let at = 0;
-  while (Math.abs(size) >= 1000 && at < units.length - 1) {
-    size /= 1000;
+  while (Math.abs(value) >= 1000 && at < prefixes.length - 1) {
+    value /= 1000;
     at++;
   }
-  return `${number(size)} ${units[at]}`;
+  return `${number(value)} ${prefixes[at]}${unit}`;
+}
+
+/** Bytes with a unit. */
+export function bytesText(size) {
+  return scaled(size, "B");
 }
 
 /** A number with about four digits. */

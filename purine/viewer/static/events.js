@@ -23,7 +23,7 @@ export async function readEvents(packed) {
   return new Events(packed, columns, ops, waits, edges, reads);
 }
 
-export class Events {
+class Events {
   constructor(packed, columns, ops, waits, edges, reads) {
     Object.assign(this, { count: packed.count, rows: packed.rows, roles: packed.roles, warmUp: packed.warm_up });
     this.op = Int32Array.from(columns.op);
@@ -55,6 +55,8 @@ export class Events {
     this.rows.forEach((row, at) => (this.first[at + 1] = this.first[at] + row.count));
     this.span = 0;
     for (let at = 0; at < this.count; at++) if (this.end[at] > this.span) this.span = this.end[at];
+    const computes = (place) => this.rows.findIndex((row) => row.location === place && row.lane.startsWith("compute"));
+    this.waitRows = this.waits.locations.map(computes);
   }
 
   /** Time that is busy before each event of its row: what a pixel with many events is made of. */
@@ -197,6 +199,16 @@ export class Events {
     });
     const found = this.waits.sorts.map((sort, at) => [sort, time[at]]).filter((row) => row[1]);
     return found.sort((one, other) => other[1] - one[1]);
+  }
+
+  /** What the device of a row waits for at a time, if it is the first lane that computes there; or -1. */
+  waitAt(row, time) {
+    const device = this.waitRows.indexOf(row);
+    if (device < 0) return -1;
+    const { device: of, start, duration } = this.waits;
+    const end = firstIndex(0, of.length, (at) => of[at] > device || (of[at] === device && start[at] > time));
+    const at = end - 1;
+    return at >= 0 && of[at] === device && time < start[at] + duration[at] ? at : -1;
   }
 
   /** Nanoseconds an iteration by node: `time` that it ran, and `waiting` of devices for it. */

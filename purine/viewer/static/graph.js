@@ -1,21 +1,22 @@
 // The graph of a page: boxes that open, search, details, heat. `mountGraph` is what the page calls.
 
-import { bytesText, timeText } from "./dom.js";
+import { bytesText, el, scaled, svg, timeText } from "./dom.js";
 import { arrange } from "./graph_arrange.js";
 import { Camera } from "./graph_camera.js";
-import { details, textElement, withUnit } from "./graph_details.js";
-import { arrowHead, draw, legend, svgElement } from "./graph_draw.js";
+import { details } from "./graph_details.js";
+import { arrowHead, draw, legend } from "./graph_draw.js";
 import { endsOf, seen } from "./graph_edges.js";
+import { guide } from "./graph_guide.js";
 import { totals } from "./graph_heat.js";
 import { commonName, namesOf, numbersByName } from "./graph_names.js";
 
 const SOURCE = "graph";
 const UNITS = {
-  work: (value) => `${withUnit(value, 1000)}FLOP`, bytes: bytesText, memory: bytesText, time: timeText, waiting: timeText,
+  work: (value) => scaled(value, "FLOP"), bytes: bytesText, memory: bytesText, time: timeText, waiting: timeText,
 };
 const OWN = ["work", "bytes"];
 const MEASURED = {
-  time: "Time of an iteration, all devices", waiting: "Devices wait for it, of an iteration", memory: "Memory in the worst moment",
+  time: "Time of an iteration, all devices", waiting: "Devices wait for it in an iteration", memory: "Memory in the worst moment",
 };
 
 // Show a graph document in an element. `bus` links it to other views; without one it stands alone.
@@ -34,7 +35,10 @@ class GraphView {
     this.build(element);
     this.render();
     this.start();
+    const paper = matchMedia("print");
+    paper.addEventListener("change", () => this.camera.print(paper.matches ? this.picture : null));
     new ResizeObserver(([entry]) => {
+      if (paper.matches) return;
       if (!this.width && entry.contentRect.width) this.start();
       this.width = entry.contentRect.width;
     }).observe(this.svg);
@@ -49,58 +53,47 @@ class GraphView {
 
   build(element) {
     const { graph } = this;
-    this.root = make("div", "pg pg-view");
-    this.viewport = svgElement("g");
-    this.svg = svgElement("svg", { class: "pg-canvas", role: "group", tabindex: 0 }, arrowHead(), this.viewport);
-    this.svg.setAttribute("aria-label",
-      `Graph of ${graph.ops} ops and ${graph.blobs} blobs. Arrow keys go from box to box, Enter opens a group, ` +
-      "plus and minus zoom.");
+    const keys = "Arrow keys go from box to box, Enter opens a group, plus and minus zoom.";
+    const spoken = `Graph of ${graph.ops} ops and ${graph.blobs} blobs. ${keys}`;
+    this.viewport = svg("g");
+    this.svg = svg(
+      "svg",
+      { class: "pg-canvas", role: "group", tabindex: 0, "aria-label": spoken, keydown: (event) => this.key(event) },
+      arrowHead(), this.viewport,
+    );
     this.camera = new Camera(this.svg, (to) => this.viewport.setAttribute("transform", to), (target) => this.tap(target));
-    this.svg.addEventListener("keydown", (event) => this.key(event));
-    this.panel = make("aside", "pg-details");
-    this.panel.setAttribute("aria-label", "Details");
-    const main = make("div", "pg-main");
-    main.append(this.svg, this.panel);
-    this.root.append(this.toolbar(), legend(graph), main);
+    this.panel = el("aside", { class: "pg-details", "aria-label": "Details" });
+    const main = el("div", { class: "pg-main" }, this.svg, this.panel);
+    this.root = el("div", { class: "pg pg-view" }, this.toolbar(), legend(graph), main);
     element.append(this.root);
     this.tell();
   }
 
   toolbar() {
-    const bar = make("div", "pg-bar");
-    bar.setAttribute("role", "toolbar");
-    bar.setAttribute("aria-label", "Graph");
-    this.search = make("input", "pg-search");
-    Object.assign(this.search, { type: "search", placeholder: "Name or kind" });
-    this.search.setAttribute("aria-label", "Search by name or kind; Enter goes to the next");
-    this.search.addEventListener("input", () => this.find());
-    this.search.addEventListener("keydown", (event) => event.key === "Enter" && this.next(event.shiftKey ? -1 : 1));
-    this.count = make("span", "pg-count");
-    this.count.setAttribute("role", "status");
-    this.heat = make("select", "pg-heat");
-    this.heat.setAttribute("aria-label", "Heat");
-    this.heat.addEventListener("change", () => this.paint());
-    for (const [value, text] of [["", "Colours: role"], ["work", "Heat: work"], ["bytes", "Heat: bytes moved"]]) this.option(value, text);
-    const buttons = [
-      ["Open all", () => this.openAll()], ["Close all", () => this.closeAll()],
-      ["+", () => this.camera.zoom(1.3), "Zoom in"], ["\u2212", () => this.camera.zoom(1 / 1.3), "Zoom out"],
-      ["Fit", () => this.camera.fit(this.picture)],
-    ].map(([text, action, name]) => {
-      const button = textElement("button", text);
-      button.type = "button";
-      if (name) button.setAttribute("aria-label", name);
-      button.addEventListener("click", action);
-      return button;
+    this.search = el("input", {
+      class: "pg-search", type: "search", placeholder: "Name or kind", "aria-label": "Search by name or kind; Enter goes to the next",
+      input: () => this.find(),
+      keydown: (event) => event.key === "Enter" && this.next(event.shiftKey ? -1 : 1),
     });
-    this.hottest = make("span", "pg-count");
-    bar.append(this.search, this.count, this.heat, this.hottest, ...buttons);
-    return bar;
+    this.count = el("span", { class: "pg-count", role: "status" });
+    this.heat = el("select", { class: "pg-heat", "aria-label": "Heat", change: () => this.paint() });
+    for (const [value, text] of [["", "Colours: role"], ["work", "Heat: work"], ["bytes", "Heat: bytes moved"]]) this.option(value, text);
+    this.hottest = el("span", { class: "pg-count" });
+    const button = (text, click, name = null) => el("button", { type: "button", "aria-label": name, click }, text);
+    return el(
+      "div",
+      { class: "pg-bar", role: "toolbar", "aria-label": "Graph" },
+      this.search, this.count, this.heat, this.hottest,
+      button("Open all", () => this.openAll()),
+      button("Close all", () => this.closeAll()),
+      button("+", () => this.camera.zoom(1.3), "Zoom in"),
+      button("\u2212", () => this.camera.zoom(1 / 1.3), "Zoom out"),
+      button("Fit", () => this.camera.fit(this.picture)),
+    );
   }
 
   option(value, text) {
-    const option = textElement("option", text);
-    option.value = value;
-    this.heat.append(option);
+    this.heat.append(el("option", { value }, text));
   }
 
   render() {
@@ -117,6 +110,7 @@ class GraphView {
     this.render();
     const after = this.picture.boxes.get(number);
     this.camera.pan((before.x - after.x) * this.camera.scale, (before.y - after.y) * this.camera.scale);
+    this.drawn.boxes.get(number).focus({ preventScroll: true }); // the box that had it is gone
   }
 
   openAll() {
@@ -168,20 +162,17 @@ class GraphView {
 
   tell() {
     if (this.selected === null) {
-      const { ops, blobs, templates, shown } = this.graph;
-      const folded = templates < shown ? ` Without replicas and copies: ${templates.toLocaleString("en")} ops.` : "";
-      this.panel.replaceChildren(textElement("p", `${ops.toLocaleString("en")} ops and ${blobs.toLocaleString("en")} blobs.${folded}`),
-        textElement("p", "Click a box to see what it is; groups open and close."));
+      this.panel.replaceChildren(...guide(this.graph));
       return;
     }
     const choose = (name) => this.bus?.select(name, SOURCE);
-    const told = details(this.graph, this.ends, this.selected, (to) => this.go(to), choose);
+    const [title, list] = details(this.graph, this.ends, this.selected, (to) => this.go(to), choose);
     const measured = [...this.heats].filter(([kind]) => !OWN.includes(kind)).map(([kind, values]) => {
       const value = totals(this.graph, values).get(this.selected);
-      return value === undefined ? null : [textElement("dt", MEASURED[kind] ?? kind), textElement("dd", heatText(kind, value))];
+      return value === undefined ? null : [el("dt", {}, MEASURED[kind] ?? kind), el("dd", {}, heatText(kind, value))];
     });
-    told.querySelector("dl").prepend(...measured.filter((line) => line !== null).flat());
-    this.panel.replaceChildren(told);
+    list.prepend(...measured.filter((line) => line !== null).flat());
+    this.panel.replaceChildren(title, list);
   }
 
   find() {
@@ -249,7 +240,8 @@ class GraphView {
       edge.line.classList.toggle("pg-edge-marked", marked !== null && (edge.source === marked || edge.target === marked));
     }
     this.root.classList.toggle("pg-heated", heat !== null);
-    this.hottest.textContent = heat ? `hottest: ${heatText(this.heat.value, shown)}` : "";
+    const scale = [el("span", { class: "pg-scale" }), ` hottest: ${heatText(this.heat.value, shown)}`];
+    this.hottest.replaceChildren(...(heat ? scale : []));
   }
 
   key(event) {
@@ -262,7 +254,6 @@ class GraphView {
     else if (event.key in arrows) this.step(number, arrows[event.key]);
     else if ((event.key === "Enter" || event.key === " ") && number !== null) {
       this.tap(focused);
-      this.drawn.boxes.get(number)?.focus();
     } else if (event.key === "+" || event.key === "=") camera.zoom(1.2);
     else if (event.key === "-") camera.zoom(1 / 1.2);
     else if (event.key === "0") camera.fit(this.picture);
@@ -289,15 +280,8 @@ class GraphView {
     for (const [other, box] of this.drawn.boxes) box.setAttribute("tabindex", other === best ? 0 : -1);
     this.drawn.boxes.get(best).focus({ preventScroll: true });
   }
-
 }
 
 function heatText(kind, value) {
-  return Object.hasOwn(UNITS, kind) ? UNITS[kind](value) : withUnit(value, 1000);
-}
-
-function make(tag, name) {
-  const element = document.createElement(tag);
-  element.className = name;
-  return element;
+  return Object.hasOwn(UNITS, kind) ? UNITS[kind](value) : scaled(value, "");
 }

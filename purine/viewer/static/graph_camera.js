@@ -1,6 +1,6 @@
 // Zoom and pan of a drawing with wheel, drag, touch and keys.
 
-const LEAST = 0.03, MOST = 4, STILL = 4, LEGIBLE = 0.8;
+const LEAST = 0.03, MOST = 4, STILL = 4, LEGIBLE = 0.8, MARGIN = 20;
 
 export class Camera {
   // `move(transform)` is called when the view changes; `tap(target)` when a click was no drag.
@@ -40,9 +40,21 @@ export class Camera {
     if (this.scale >= LEGIBLE) return;
     this.scale = Math.max(LEGIBLE, Math.min(width / (picture.w + 40), 1));
     const whole = picture.w * this.scale <= width;
-    this.x = width / 2 - (whole ? picture.w / 2 : middle) * this.scale;
+    const centred = width / 2 - (whole ? picture.w / 2 : middle) * this.scale;
+    this.x = whole ? centred : Math.max(Math.min(centred, MARGIN), width - MARGIN - picture.w * this.scale); // nothing blank at a side
     this.y = Math.min(42, height / 10) * this.scale + 8;
     this.apply();
+  }
+
+  // On paper a whole picture fits the box that it has; without a picture the view is as before.
+  print(picture) {
+    if (!picture) {
+      this.svg.removeAttribute("viewBox");
+      this.apply();
+      return;
+    }
+    this.svg.setAttribute("viewBox", `-20 -42 ${picture.w + 40} ${picture.h + 76}`);
+    this.move("");
   }
 
   zoom(factor, x, y) {

@@ -1,28 +1,27 @@
 // What the panel beside a graph tells of a node. Names are only ever set as text.
 
+import { bytesText, el, scaled, short } from "./dom.js";
 import { membersOf } from "./graph_arrange.js";
 import { commonName, namesOf, pathName } from "./graph_names.js";
 
-const MOST = 24;
+const MOST = 24; // links of a list
+const NAME = 300; // letters of a name
 
 // The details of a node; `go(number)` selects another, `choose(name)` one of the names it stands for.
 export function details(graph, ends, number, go, choose) {
   const node = graph.nodes[number];
-  const place = document.createDocumentFragment();
-  const title = textElement("h3", pathName(graph, number));
-  const list = document.createElement("dl");
+  const list = el("dl");
   const row = (term, ...values) => {
-    const content = document.createElement("dd");
-    content.append(...values.filter((value) => value !== undefined && value !== ""));
-    if (content.childNodes.length) list.append(textElement("dt", term), content);
+    const told = values.filter((value) => value !== undefined && value !== "");
+    if (told.length) list.append(el("dt", {}, term), el("dd", {}, ...told.map((value) => value.tagName ? value : short(value, NAME))));
   };
   const links = (numbers) => limited([...new Set(numbers)].map((to) => () => link(graph, to, go)));
   row("Type", typeText(node));
   if (node.kind) row("Kind", node.kind);
   if (node.role && node.type === "op") row("Role", node.role);
   if (node.shape) row("Shape", node.shape);
-  if (node.flops) row("Work", `${withUnit(node.flops, 1000)}FLOP`);
-  if (node.bytes) row(node.type === "blob" ? "Size" : "Reads and writes", `${withUnit(node.bytes, 1000)}B`);
+  if (node.flops) row("Work", scaled(node.flops, "FLOP"));
+  if (node.bytes) row(node.type === "blob" ? "Size" : "Reads and writes", bytesText(node.bytes));
   if (node.parameters) row("Parameters", node.parameters.toLocaleString("en"));
   row(graph.places[node.place].length > 1 ? "Devices" : "Device",
     graph.places[node.place].map((at) => graph.locations[at]).join(", "));
@@ -43,8 +42,7 @@ export function details(graph, ends, number, go, choose) {
   if (node.type !== "group" && namesOf(graph, node).length > 1) {
     row("Stands for", ...limited(namesOf(graph, node).map((name) => () => button(name, () => choose(name)))));
   }
-  place.append(title, list);
-  return place;
+  return [el("h3", {}, short(pathName(graph, number), NAME)), list];
 }
 
 function typeText(node) {
@@ -55,17 +53,13 @@ function typeText(node) {
 
 function blobLinks(graph, blobs, links) {
   const made = links(blobs);
-  blobs.slice(0, MOST).forEach((blob, at) => made[at]?.append(textElement("span", ` ${graph.nodes[blob].shape}`)));
+  blobs.slice(0, MOST).forEach((blob, at) => made[at]?.append(el("span", {}, ` ${graph.nodes[blob].shape}`)));
   return made;
 }
 
 function limited(makers) {
-  const shown = makers.slice(0, MOST).map((make) => {
-    const item = document.createElement("div");
-    item.append(make());
-    return item;
-  });
-  if (makers.length > MOST) shown.push(textElement("div", `and ${makers.length - MOST} more`));
+  const shown = makers.slice(0, MOST).map((make) => el("div", {}, make()));
+  if (makers.length > MOST) shown.push(el("div", {}, `and ${makers.length - MOST} more`));
   return shown;
 }
 
@@ -74,24 +68,6 @@ function link(graph, number, go) {
   return button(node.type === "group" ? node.label : commonName(graph, node), () => go(number));
 }
 
-function button(text, action) {
-  const element = textElement("button", text);
-  element.type = "button";
-  element.className = "pg-link";
-  element.addEventListener("click", action);
-  return element;
-}
-
-export function textElement(tag, text) {
-  const element = document.createElement(tag);
-  const whole = String(text);
-  element.textContent = whole.length > 300 ? `${whole.slice(0, 200)}…${whole.slice(-99)}` : whole;
-  return element;
-}
-
-export function withUnit(value, base) {
-  const units = ["", "k", "M", "G", "T", "P"];
-  let at = 0;
-  for (; Math.abs(value) >= base && at < units.length - 1; at += 1) value /= base;
-  return `${value >= 100 || value === Math.round(value) ? Math.round(value) : value.toPrecision(3)} ${units[at]}`;
+function button(text, click) {
+  return el("button", { type: "button", class: "pg-link", click }, short(text, NAME));
 }

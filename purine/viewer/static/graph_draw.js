@@ -1,29 +1,22 @@
 // Draws a picture of a graph as SVG elements. Names are only ever set as text.
 
+import { el, short, svg } from "./dom.js";
 import { edgesOf, pathOf } from "./graph_edges.js";
 import { pathName } from "./graph_names.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const DEVICES = 8, CHIP = 15;
 const TITLES = {
   clock: "Clock", weights: "Weights", forward: "Forward", backward: "Backward",
   gradients: "Gradients", update: "Update",
 };
 
-export function svgElement(tag, attributes = {}, ...children) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
-
-export function roleOf(node) {
+function roleOf(node) {
   return node.type === "group" ? node.roles[0] ?? "blob" : node.role ?? "blob";
 }
 
 // The layers of a picture: titles of columns, edges, and boxes by node. Buckets are drawn but hidden.
 export function draw(graph, picture, ends) {
-  const titles = svgElement("g", {});
+  const titles = svg("g", {});
   if (graph.columns.length > 1) {
     graph.columns.forEach((name, at) => {
       const [x, w] = picture.columns[at];
@@ -32,19 +25,19 @@ export function draw(graph, picture, ends) {
   }
   const edges = edgesOf(graph, picture, ends).map((edge) => {
     const d = pathOf(graph, picture, edge);
-    const line = svgElement("path", { class: `pg-edge pg-edge-${edge.form}`, d, "marker-end": "url(#pg-head)" });
+    const line = svg("path", { class: `pg-edge pg-edge-${edge.form}`, d, "marker-end": "url(#pg-head)" });
     return { ...edge, line };
   });
-  const lines = svgElement("g", { "aria-hidden": "true" }, ...edges.map((edge) => edge.line));
+  const lines = svg("g", { "aria-hidden": "true" }, ...edges.map((edge) => edge.line));
   const boxes = new Map();
   for (const [number, box] of picture.boxes) boxes.set(number, drawBox(graph, number, box));
-  return { element: svgElement("g", {}, titles, lines, svgElement("g", {}, ...boxes.values())), edges, boxes };
+  return { element: svg("g", {}, titles, lines, svg("g", {}, ...boxes.values())), edges, boxes };
 }
 
 export function arrowHead() {
-  const shape = svgElement("path", { class: "pg-arrow", d: "M0 0.8L8 4L0 7.2z" });
+  const shape = svg("path", { class: "pg-arrow", d: "M0 0.8L8 4L0 7.2z" });
   const attributes = { id: "pg-head", viewBox: "0 0 8 8", refX: 7.2, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto" };
-  return svgElement("defs", {}, svgElement("marker", attributes, shape));
+  return svg("defs", {}, svg("marker", attributes, shape));
 }
 
 function drawBox(graph, number, box) {
@@ -52,14 +45,12 @@ function drawBox(graph, number, box) {
   const isGroup = node.type === "group";
   const chip = box.isOpen ? "" : node.chip ?? "";
   const { x, y, w } = box, body = box.h - (chip ? CHIP : 0);
-  const group = svgElement("g", {
+  const group = svg("g", {
     class: `pg-box pg-${node.type} pg-role-${roleOf(node)}${box.isOpen ? " pg-open" : ""}`,
     "data-node": number, tabindex: -1, role: "button", "aria-label": label(graph, number, box),
   });
   if (isGroup) group.setAttribute("aria-expanded", String(box.isOpen));
-  const title = svgElement("title");
-  title.textContent = pathName(graph, number).slice(0, 400);
-  group.append(title);
+  group.append(svg("title", {}, short(pathName(graph, number), 400)));
   if (isGroup && !box.isOpen && node.ops > 1) group.append(rect("pg-shape pg-behind", x + 3, y - 3, w, body, 5));
   group.append(rect("pg-shape", x, y, w, body, node.type === "blob" ? 17 : 5));
   if (graph.locations.length > 1 && node.type !== "blob") group.append(...devices(graph, node, x, y, body));
@@ -72,7 +63,7 @@ function drawBox(graph, number, box) {
   if (chip) {
     const wide = Math.min(w - 4, 6.4 * chip.length + 14);
     const shape = rect("", x + (w - wide) / 2, y + body, wide, CHIP, 7);
-    group.append(svgElement("g", { class: "pg-chip" }, shape, words("", x + w / 2, y + body + 11, chip)));
+    group.append(svg("g", { class: "pg-chip" }, shape, words("", x + w / 2, y + body + 11, chip)));
   }
   return group;
 }
@@ -93,35 +84,25 @@ function* devices(graph, node, x, y, h) {
 }
 
 function rect(name, x, y, width, height, rx) {
-  return svgElement("rect", { class: name, x, y, width: Math.max(0, width), height: Math.max(0, height), rx });
+  return svg("rect", { class: name, x, y, width: Math.max(0, width), height: Math.max(0, height), rx });
 }
 
 function words(name, x, y, text, anchor = "middle") {
-  const element = svgElement("text", { class: name, x, y, "text-anchor": anchor });
-  element.textContent = text;
-  return element;
+  return svg("text", { class: name, x, y, "text-anchor": anchor }, text);
 }
 
 // The colours of roles and devices, as a list.
 export function legend(graph) {
-  const list = document.createElement("ul");
-  list.className = "pg-legend";
   const shown = graph.locations.length > 1 ? graph.locations.slice(0, DEVICES) : [];
   const items = [
-    ...graph.roles.map((role) => [`pg-role-${role}`, "pg-shape", role]),
-    ...shown.map((name, at) => ["", `pg-device-${at}`, name]),
+    ...graph.roles.map((role) => item(role, `pg-role-${role}`, rect("pg-shape", 0.5, 0.5, 13, 11, 2))),
+    ...shown.map((name, at) => item(name, "", rect(`pg-device-${at}`, 4, 0.5, 6, 11, 2))),
   ];
-  for (const [outer, inner, text] of items) {
-    const item = document.createElement("li");
-    const mark = svgElement("svg", { width: 14, height: 12, class: outer, "aria-hidden": "true" });
-    mark.append(rect(inner, inner === "pg-shape" ? 0.5 : 4, 0.5, inner === "pg-shape" ? 13 : 6, 11, 2));
-    item.append(mark, ` ${text}`);
-    list.append(item);
-  }
-  if (graph.locations.length > DEVICES) {
-    const item = document.createElement("li");
-    item.textContent = `and ${graph.locations.length - DEVICES} more, whose colours repeat`;
-    list.append(item);
-  }
-  return list;
+  const more = graph.locations.length - DEVICES;
+  if (more > 0) items.push(el("li", {}, `and ${more} more, whose colours repeat`));
+  return el("ul", { class: "pg-legend" }, ...items);
+}
+
+function item(text, look, shape) {
+  return el("li", {}, svg("svg", { width: 14, height: 12, class: look, "aria-hidden": "true" }, shape), ` ${short(text)}`);
 }

@@ -22,7 +22,7 @@ export function follow(page, live) {
       const fresh = await fetch(`curves?token=${live.token}`);
       if (fresh.ok) page.renew((await fresh.json()).curves);
     }
-    showStatus(page.status, news);
+    showStatus(page.status, news, page.parts[0].iterations);
     failed = 0;
     return news.ended ? null : EVERY;
   };
@@ -32,7 +32,7 @@ export function follow(page, live) {
       next = await ask();
     } catch {
       failed++;
-      page.status.replaceChildren(el("p", { class: "note" }, "The run does not answer: it has ended, or its machine cannot be reached."));
+      tell(page.status, "The run does not answer: it has ended, or its machine cannot be reached.", true);
       if (failed >= PATIENCE) next = null;
     }
     if (next !== null) setTimeout(turn, next);
@@ -50,23 +50,32 @@ function refresh(page, content) {
 }
 
 /** What is told of the run: a sentence, and folded what each host does, which opens if the run is stuck. */
-function showStatus(element, news) {
-  if (!element.querySelector("details")) {
-    const fold = el("details", {}, el("summary", {}, ""), el("ul", { class: "hosts" }));
-    element.replaceChildren(el("p", { role: "status" }, ""), fold);
-  }
-  const [head, fold] = element.children;
-  const [summary, list] = fold.children;
+function showStatus(element, news, total) {
   const stuck = !news.ended && news.stuck > STUCK;
+  const wasStuck = element.querySelector(".note") !== null;
   let text = news.ended ? "The run has ended." : "The run goes on.";
   if (stuck) text = "Nothing was completed for a while: below is what the hosts wait for.";
-  if (stuck && !head.classList.contains("note")) fold.open = true;
-  head.classList.toggle("note", stuck);
-  if (head.textContent !== text) head.textContent = text; // it is read aloud only when it changes
+  const fold = tell(element, text, stuck);
+  if (stuck && !wasStuck) fold.open = true;
+  fold.hidden = false;
+  const [summary, list] = fold.children;
   const at = news.hosts.map((host) => `${short(host.host, 40)} ${host.status ? `iteration ${host.status.iteration}` : "did not answer"}`);
   const since = stuck ? `, for ${Math.round(news.stuck)} s` : "";
-  summary.textContent = `${news.iteration} iterations are complete${since}${at.length ? `: ${at.join(", ")}` : ""}`;
+  const iteration = news.iteration.toLocaleString("en");
+  const of = total ? ` of ${total.toLocaleString("en")}` : "";
+  summary.textContent = `${iteration}${of} iterations are complete${since}${at.length ? `: ${at.join(", ")}` : ""}`;
   list.replaceChildren(...news.hosts.map(hostItem));
+}
+
+/** Set the sentence; returns the fold below it, which keeps what it has. */
+function tell(element, text, isNote) {
+  if (!element.childElementCount) {
+    element.append(el("p", { role: "status" }), el("details", { hidden: true }, el("summary"), el("ul", { class: "hosts" })));
+  }
+  const [head, fold] = element.children;
+  head.classList.toggle("note", isNote);
+  if (head.textContent !== text) head.textContent = text; // it is read aloud only when it changes
+  return fold;
 }
 
 function hostItem(host) {

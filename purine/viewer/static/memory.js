@@ -48,7 +48,7 @@ function peaksOf(part) {
     if (predicted.size) row.push(predicted.has(device.location) ? bytesText(predicted.get(device.location)) : "-");
     return [...row, bytesText(device.states)];
   });
-  const head = ["device", `${word} peak`, ...(predicted.size ? ["predicted peak"] : []), "of it states"];
+  const head = ["device", `${word} peak`, ...(predicted.size ? ["predicted peak"] : []), "of which states"];
   return table("The most that each device holds", head, rows, { class: "plain" });
 }
 

@@ -2,6 +2,7 @@
 
 import { lineChart } from "./chart.js";
 import { el, placeText, short, table, timeText } from "./dom.js";
+import { factsOfGraph, kindsOf } from "./overview_net.js";
 
 const SORTS = { busy: "compute", data: "data", transfers: "transfers", peers: "peers", other: "other" };
 const MEANING = {
@@ -27,6 +28,7 @@ export function mountOverview(element, parts) {
     for (const note of part.notes ?? []) element.append(el("p", { class: "note" }, short(note, 400)));
   }
   element.append(several ? differences(parts) : factsOf(parts[0]));
+  if (!several && parts[0].sort === "net") element.append(kindsOf(parts[0].graph));
   const shares = parts.filter((part) => part.shares);
   if (shares.length) {
     element.append(el("h2", {}, "Where the time of a step went"), sharesLegend());
@@ -43,7 +45,7 @@ export function mountOverview(element, parts) {
 
 function factsOf(part) {
   const list = el("dl", { class: "facts" });
-  for (const [name, value] of [...(part.facts ?? []), ...(part.results ?? []), ...(part.trace_facts ?? [])]) {
+  for (const [name, value] of [...(part.facts ?? []), ...(part.results ?? []), ...(part.trace_facts ?? []), ...(part.sort === "net" ? factsOfGraph(part.graph) : [])]) {
     const wide = value.length > LONG ? "wide-fact" : null;
     list.append(el("div", { class: wide }, el("dt", {}, name), el("dd", { title: short(value, 400) }, short(value))));
   }
@@ -92,7 +94,7 @@ function smooth(values) {
 }
 
 function sharesLegend() {
-  const item = (sort) => el("li", { title: MEANING[sort] }, el("span", { class: `swatch ${sort}` }), SORTS[sort]);
+  const item = (sort) => el("li", {}, el("span", { class: `swatch ${sort}` }), el("strong", {}, SORTS[sort]), `: ${MEANING[sort]}`);
   return el("ul", { class: "legend" }, ...Object.keys(SORTS).map(item));
 }
 
@@ -112,9 +114,14 @@ function sharesOf(part, shares, several) {
   const head = ["device", ...Object.values(SORTS)];
   const rows = part.shares.devices.map((device) => [
     placeText(device.location),
-    ...Object.keys(SORTS).map((sort) => `${timeText(device[sort])} (${((100 * device[sort]) / (part.shares.wall || 1)).toFixed(1)}%)`),
+    ...Object.keys(SORTS).map((sort) => share(device[sort], part.shares.wall)),
   ]);
-  const caption = `Of ${timeText(part.shares.wall)} an iteration`;
+  const caption = `Of ${timeText(part.shares.wall)} per iteration`;
   const hidden = `${(100 * part.shares.hidden).toFixed(1)}% of the time of transfers is hidden behind compute.`;
   return [...elements, bars, table(caption, head, rows, { class: "plain" }), el("p", { class: "quiet" }, hidden)];
+}
+
+/** A time and its share of another; on a narrow screen below each other. */
+function share(time, wall) {
+  return el("span", {}, timeText(time), " ", el("span", { class: "percent" }, `(${((100 * time) / (wall || 1)).toFixed(1)}%)`));
 }

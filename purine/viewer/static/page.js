@@ -19,7 +19,7 @@ const VIEWS = [
 
 const IDLE = 1500; // ms
 
-export class Page {
+class Page {
   constructor(element, content) {
     this.element = element;
     this.bus = new Bus();
@@ -41,6 +41,8 @@ export class Page {
     this.bus = new Bus();
     this.views = VIEWS.filter((view) => this.parts.some((part) => view.has(part)));
     this.mounted = new Map();
+    const nets = this.parts.every((part) => part.sort === "net"); // a net is looked at for its graph
+    this.first = this.views.find((view) => nets && view.key === "graph") ?? this.views[0];
     const tabs = el("div", { role: "tablist", "aria-label": "views", class: "tabs", keydown: (event) => this._press(event) });
     const panels = el("main", {});
     for (const view of this.views) {
@@ -50,7 +52,7 @@ export class Page {
       const panel = { id, role: "tabpanel", "aria-labelledby": `tab-${view.key}`, hidden: true, tabindex: -1 };
       panels.append(el("section", panel, el("h2", { class: "print-only" }, view.title)));
     }
-    this.element.replaceChildren(this._head(), tabs, this._selection(), panels);
+    this.element.replaceChildren(this._head(), el("nav", {}, tabs, this._selection()), panels);
     this.open(location.hash.slice(1));
   }
 
@@ -76,11 +78,12 @@ export class Page {
 
   /** The marked node, with ways to see it in the other views. */
   _selection() {
-    const name = el("strong", {});
+    const name = el("strong");
     const go = (key) => el("button", { type: "button", click: () => this.open(key) }, `show in ${key}`);
     const keys = this.views.map((view) => view.key).filter((key) => key === "graph" || key === "timeline");
+    this.ways = new Map(keys.map((key) => [key, go(key)]));
     const clear = el("button", { type: "button", click: () => this.bus.select(null, "page") }, "clear");
-    const bar = el("div", { class: "selection", hidden: true }, "Marked: ", name, ...keys.map(go), clear);
+    const bar = el("div", { class: "selection", hidden: true }, "Marked: ", name, ...this.ways.values(), clear);
     this.bus.onSelect((node) => {
       bar.hidden = node === null;
       name.textContent = node === null ? "" : short(node, 120);
@@ -88,15 +91,16 @@ export class Page {
     return bar;
   }
 
-  /** Open a view by its key; an unknown one opens the first. */
+  /** Open a view by its key; an unknown one opens the one to begin with. */
   open(key) {
-    const view = this.views.find((one) => one.key === key) ?? this.views[0];
+    const view = this.views.find((one) => one.key === key) ?? this.first;
     for (const one of this.views) {
       document.getElementById(`view-${one.key}`).hidden = one !== view;
       const tab = document.getElementById(`tab-${one.key}`);
       tab.setAttribute("aria-selected", one === view);
       tab.tabIndex = one === view ? 0 : -1;
     }
+    for (const [way, button] of this.ways) button.hidden = way === view.key;
     if (location.hash.slice(1) !== view.key) history.replaceState(null, "", `#${view.key}`);
     return this.mount(view);
   }

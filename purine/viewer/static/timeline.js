@@ -2,14 +2,16 @@
 
 import { el, placeText, short, table, timeText } from "./dom.js";
 import { readEvents } from "./events.js";
-import { AXIS, draw, palette, ROW } from "./timeline_draw.js";
+import { AXIS, laneText, ROW } from "./timeline_axis.js";
+import { draw, palette } from "./timeline_draw.js";
 import { listen } from "./timeline_input.js";
+import { Tip } from "./timeline_tip.js";
 
 const HELP =
   "Wheel or two fingers: zoom. Drag: move. Shift and drag: select a stretch of time, whose sum by kind is told. " +
   "Keys: Left and Right move, + and - zoom, 0 shows all, S sums up what is visible, N and P go along a row, " +
   "Up and Down change it, Escape lets go.";
-const SWITCHES = { path: "critical path", waits: "waits", arrows: "transfers" };
+const SWITCHES = { path: "critical path", waits: "waits", arrows: "arrows of transfers" };
 const NEVER = 100; // ns: less is not shown
 const SUMS = 20; // kinds that a selection lists
 
@@ -19,7 +21,7 @@ export async function mountTimeline(element, part, bus) {
   return timeline;
 }
 
-export class Timeline {
+class Timeline {
   constructor(element, events, bus, name) {
     this.events = events;
     this.bus = bus;
@@ -29,6 +31,7 @@ export class Timeline {
     this.canvas.timeline = this;
     this.details = el("div", { class: "details", "aria-live": "polite" }, el("p", { class: "quiet help" }, HELP));
     element.append(this._bar(), this._legend(), el("div", { class: "canvas" }, this.canvas), this.details, this._lanes());
+    this.tip = new Tip(this);
     this.context = this.canvas.getContext("2d");
     this.colours = palette(events.roles);
     listen(this);
@@ -66,7 +69,7 @@ export class Timeline {
         this.redraw();
       };
       const box = el("input", { type: "checkbox", checked: this.shown[key], change });
-      bar.append(el("label", {}, box, ` ${text}`));
+      bar.append(el("label", {}, box, key === "path" ? el("span", { class: "swatch thin critical" }) : "", ` ${text}`));
     }
     return bar;
   }
@@ -86,7 +89,7 @@ export class Timeline {
     const rows = events.rows.map((row, at) => {
       const busy = events.busy[events.first[at + 1]] - events.busy[events.first[at]];
       const share = `${((100 * busy) / events.span).toFixed(1)}%`;
-      return [`${placeText(row.location)}, ${short(row.lane, 40)}`, String(row.count), timeText(busy), share];
+      return [`${placeText(row.location)}, ${laneText(row.lane, row.track)}`, String(row.count), timeText(busy), share];
     });
     const lanes = table("Rows of the timeline", ["lane", "events", "busy", "of all"], rows, { class: "plain" });
     return el("details", {}, el("summary", {}, "Lanes as a table"), lanes);
@@ -102,7 +105,7 @@ export class Timeline {
     this.canvas.height = Math.round(height * ratio);
     this.canvas.style.height = `${height}px`;
     this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    this.box = { width, height, gutter: width < 560 ? 74 : 168 };
+    this.box = { width, height, gutter: width < 560 ? 86 : 190 };
     this.draw();
   }
 
@@ -150,10 +153,16 @@ export class Timeline {
     return this.view.from + ((x - gutter) / (width - gutter)) * (this.view.to - this.view.from);
   }
 
+  /** The row at a height of the canvas, or -1. */
+  rowAt(y) {
+    const row = Math.floor((y - AXIS + this.view.top) / ROW);
+    return y < AXIS || row >= this.events.rows.length ? -1 : row;
+  }
+
   /** The event at a point of the canvas, or -1; a few pixels beside one count. */
   eventAt(x, y) {
-    const row = Math.floor((y - AXIS + this.view.top) / ROW);
-    if (x < this.box.gutter || y < AXIS || row < 0 || row >= this.events.rows.length) return -1;
+    const row = this.rowAt(y);
+    if (x < this.box.gutter || row < 0) return -1;
     const near = this.timeAt(x + 2) - this.timeAt(x);
     const time = this.timeAt(x);
     const at = this.events.firstBehind(row, time - near);
@@ -244,7 +253,7 @@ export class Timeline {
     const same = ops.flatMap((one) => events.eventsOf[one]);
     const times = same.map((at) => events.end[at] - events.start[at]).sort((a, b) => a - b);
     const median = times[times.length >> 1];
-    facts.push(["all of it", `${same.length} events, median ${timeText(median)}`]);
+    facts.push(["in all iterations", `${same.length} event${same.length > 1 ? "s" : ""}, median ${timeText(median)}`]);
     if (events.onPath[event]) facts.push(["critical", "on the critical path"]);
     const list = el("dl", { class: "facts" }, ...facts.map(([name, text]) => el("div", { class: text.length > 18 ? "wide-fact" : null }, el("dt", {}, name), el("dd", {}, text))));
     const cause = events.cause[event];

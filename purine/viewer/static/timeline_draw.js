@@ -1,14 +1,12 @@
 // Drawing a timeline on a canvas: only what is visible, at most one rectangle a pixel and row.
 
-import { colour, placeText, short, timeText } from "./dom.js";
-import { ticks } from "./chart.js";
+import { colour, short } from "./dom.js";
 import { firstIndex } from "./events.js";
+import { drawChosen, drawPath, drawTransfers } from "./timeline_arrows.js";
+import { AXIS, drawAxis, drawGutter, ROW } from "./timeline_axis.js";
 
-export const ROW = 22;
-export const AXIS = 28;
 const PAD = 3;
 const LABEL = 34;
-const ARROWS = 600;
 
 /** The colours of the style sheet, read again when light turns to dark. */
 export function palette(roles) {
@@ -163,10 +161,7 @@ function lastPart(name) {
 
 /** What the compute of a device waits for: in the gaps of its first compute lane. */
 function drawWaits({ context, events, view, colours, x, y, scale }, low, high) {
-  const { waits } = events;
-  const rows = waits.locations.map((place) =>
-    events.rows.findIndex((row) => row.location === place && row.lane.startsWith("compute")),
-  );
+  const { waits, waitRows: rows } = events;
   const bars = new Batches(colours.waits);
   const total = waits.start.length;
   for (let device = 0; device < rows.length; device++) {
@@ -190,151 +185,10 @@ function drawWaits({ context, events, view, colours, x, y, scale }, low, high) {
   bars.fill(context);
 }
 
-function drawPath({ context, events, view, colours, x, y }) {
-  const { path } = events;
-  let at = firstIndex(0, path.length, (k) => events.end[path[k]] > view.from);
-  const thick = new Path2D();
-  const thin = new Path2D();
-  let [lastX, lastY] = [NaN, NaN];
-  for (; at < path.length && events.start[path[at]] <= view.to; at++) {
-    const event = path[at];
-    const line = y(events.rowOf(event)) + ROW - 2;
-    const [left, right] = [x(events.start[event]), x(events.end[event])];
-    if (right - lastX < 0.5 && line === lastY) continue;
-    if (!Number.isNaN(lastX)) {
-      thin.moveTo(lastX, lastY);
-      thin.lineTo(left, lastY);
-      thin.lineTo(left, line);
-    }
-    thick.moveTo(left, line);
-    thick.lineTo(Math.max(right, left + 0.5), line);
-    [lastX, lastY] = [right, line];
-  }
-  context.strokeStyle = colours.accent;
-  context.stroke(thin);
-  context.lineWidth = 3;
-  context.stroke(thick);
-  context.lineWidth = 1;
-}
-
-/** Arrows of the visible transfers, from their producers and to their consumers on other rows. */
-function drawTransfers(sheet, low, high) {
-  const { events, view, scale } = sheet;
-  const communication = events.roles.indexOf("communication");
-  const found = [];
-  for (let row = low; row < high; row++) {
-    for (let at = events.firstBehind(row, view.from); at < events.first[row + 1] && events.start[at] < view.to; at++) {
-      if (events.role[events.op[at]] !== communication) continue;
-      found.push(at);
-      if (found.length > ARROWS) {
-        sheet.note = "Zoom in to see the arrows of transfers";
-        return;
-      }
-    }
-  }
-  const reads = [];
-  for (let row = low; row < high && reads.length <= ARROWS; row++) reads.push(...events.readsIn(row, view.from, view.to));
-  sheet.context.globalAlpha = 0.55;
-  if (reads.length > ARROWS) sheet.note = "Zoom in to see what workers read of each other";
-  else for (const [from, to] of reads) drawArrow(sheet, from, to);
-  for (const event of found) {
-    if ((events.end[event] - events.start[event]) * scale < 2) continue;
-    const { before, after } = events.neighbours(event);
-    for (const other of before) drawArrow(sheet, other, event);
-    for (const other of after) drawArrow(sheet, event, other);
-  }
-  sheet.context.globalAlpha = 1;
-}
-
-function drawArrow({ context, events, colours, x, y }, from, to) {
-  const [one, other] = [events.rowOf(from), events.rowOf(to)];
-  if (one === other) return;
-  const [x0, y0] = [x(Math.min(events.end[from], events.start[to])), y(one) + ROW / 2];
-  const [x1, y1] = [x(events.start[to]), y(other) + ROW / 2];
-  const bend = Math.max(12, Math.min(60, (x1 - x0) / 2));
-  context.strokeStyle = colours.quiet;
-  context.fillStyle = colours.quiet;
-  context.beginPath();
-  context.moveTo(x0, y0);
-  context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1 - 5, y1);
-  context.stroke();
-  context.beginPath();
-  context.moveTo(x1, y1);
-  context.lineTo(x1 - 6, y1 - 3);
-  context.lineTo(x1 - 6, y1 + 3);
-  context.fill();
-}
-
-function drawChosen(sheet, event) {
-  const { context, events, colours, x, y } = sheet;
-  const { before, after } = events.neighbours(event);
-  for (const other of before) drawArrow(sheet, other, event);
-  for (const other of after) drawArrow(sheet, event, other);
-  const width = Math.max(3, x(events.end[event]) - x(events.start[event]));
-  context.strokeStyle = colours.text;
-  context.lineWidth = 2;
-  context.strokeRect(x(events.start[event]) - 1, y(events.rowOf(event)) + 2, width + 1, ROW - 4);
-  context.lineWidth = 1;
-}
-
 function drawRange({ context, box, colours, x }, [from, to]) {
   context.fillStyle = colours.text;
   context.globalAlpha = 0.12;
   context.fillRect(x(from), AXIS, x(to) - x(from), box.height);
   context.globalAlpha = 1;
   for (const time of [from, to]) context.fillRect(Math.round(x(time)) - 1, AXIS, 2, box.height);
-}
-
-function drawAxis({ context, events, view, box, colours, x, note }) {
-  context.fillStyle = colours.ground;
-  context.fillRect(0, 0, box.width, AXIS);
-  context.fillStyle = colours.quiet;
-  for (const time of ticks(view.from, view.to, Math.max(2, box.width / 140))) {
-    const left = x(time);
-    if (left < box.gutter || left > box.width - 40) continue;
-    context.fillText(timeText(time), left + 6, 8);
-    context.fillRect(Math.round(left), 0, 1, 5);
-  }
-  context.fillStyle = colours.text;
-  let behind = -Infinity;
-  for (const [iteration, start] of events.iterations) {
-    const left = x(start);
-    if (left < box.gutter - 1 || left > box.width || left - behind < 64) continue;
-    behind = left;
-    context.fillText(`iteration ${iteration}`, left + 3, 21, 80);
-  }
-  if (!note) return;
-  context.font = "600 12px system-ui, sans-serif";
-  context.textAlign = "right";
-  const wide = context.measureText(note).width;
-  context.fillStyle = colours.ground;
-  context.fillRect(box.width - wide - 14, AXIS, wide + 14, 20);
-  context.fillStyle = colours.text;
-  context.fillText(note, box.width - 7, AXIS + 10);
-  context.textAlign = "left";
-}
-
-function drawGutter({ context, events, box, colours, y }, low, high) {
-  context.save();
-  context.beginPath();
-  context.rect(0, AXIS, box.gutter, box.height - AXIS);
-  context.clip();
-  context.fillStyle = colours.ground;
-  context.fillRect(0, AXIS, box.gutter, box.height);
-  let last = null;
-  for (let row = low; row < high; row++) {
-    const { location, lane, track } = events.rows[row];
-    const middle = y(row) + ROW / 2;
-    context.fillStyle = colours.text;
-    const wide = box.gutter > 110;
-    const place = placeText(location);
-    if (location !== last) context.fillText(short(place, 24), 4, middle, wide ? box.gutter * 0.5 : box.gutter - 6);
-    context.fillStyle = colours.quiet;
-    context.textAlign = "right";
-    if (wide) context.fillText(track ? "" : short(lane, 24), box.gutter - 6, middle, box.gutter * 0.5 - 8);
-    else if (location === last && !track) context.fillText(short(lane, 24), box.gutter - 6, middle, box.gutter - 10);
-    context.textAlign = "left";
-    last = location;
-  }
-  context.restore();
 }

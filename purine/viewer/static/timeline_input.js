@@ -15,6 +15,7 @@ export function listen(timeline) {
     "wheel",
     (event) => {
       event.preventDefault();
+      timeline.tip.hide();
       const [x] = place(event);
       const across = event.shiftKey ? event.deltaY : event.deltaX;
       if (Math.abs(across) > Math.abs(event.deltaY) || event.shiftKey) timeline.pan(across / 800);
@@ -37,6 +38,7 @@ export function listen(timeline) {
       hover(timeline, x, y);
       return;
     }
+    timeline.tip.hide();
     down.set(event.pointerId, [x, y]);
     if (gesture?.pinch) gesture.pinch();
     else if (gesture) drag(timeline, gesture, x, y);
@@ -53,6 +55,7 @@ export function listen(timeline) {
   };
   canvas.addEventListener("pointerup", lift);
   canvas.addEventListener("pointercancel", lift);
+  canvas.addEventListener("pointerleave", () => timeline.tip.hide());
   canvas.addEventListener("keydown", (event) => press(timeline, event));
 }
 
@@ -88,6 +91,7 @@ function pinch(timeline, down) {
 function hover(timeline, x, y) {
   const event = timeline.eventAt(x, y);
   timeline.canvas.style.cursor = event >= 0 ? "pointer" : "grab";
+  timeline.tip.show(x, y);
 }
 
 const KEYS = {

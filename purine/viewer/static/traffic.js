@@ -17,9 +17,13 @@ export async function mountTraffic(element, part) {
     element.append(el("p", { class: "note" }, "The sizes of blobs are not in a trace: this counts transfers between hosts."));
   }
   const hosts = byHost(traffic);
-  element.append(matrix("Between devices, of an iteration", traffic.places.map(placeText), traffic.pairs, traffic));
-  if (hosts.places.length > 1) element.append(matrix("Between hosts, of an iteration", hosts.places, hosts.pairs, traffic));
+  element.append(matrix(captionOf("devices", traffic), traffic.places.map(placeText), traffic.pairs, traffic));
+  if (hosts.places.length > 1) element.append(matrix(captionOf("hosts", traffic), hosts.places, hosts.pairs, traffic));
   if (traffic.sized) element.append(...(await overTime(traffic, hosts)));
+}
+
+function captionOf(between, traffic) {
+  return `${traffic.sized ? "Bytes" : "Transfers"} between ${between}, per iteration`;
 }
 
 function hostOf(place) {
@@ -54,7 +58,7 @@ function matrix(caption, places, pairs, traffic) {
     made.style.setProperty("--share", `${Math.round((55 * pair[value]) / most)}%`);
     return made;
   };
-  const head = el("tr", {}, el("th", {}, "from \\ to"), ...places.map((place) => el("th", { scope: "col", class: "number" }, place)));
+  const head = el("tr", {}, el("th", {}, "from ↓ to →"), ...places.map((place) => el("th", { scope: "col", class: "number" }, place)));
   const rows = places.map((place, from) => el("tr", {}, el("th", { scope: "row" }, place), ...places.map((_, to) => cell(from, to))));
   const table = el("table", { class: "matrix" }, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, ...rows));
   return el("div", { class: "wide" }, table);
@@ -82,7 +86,8 @@ async function overTime(traffic, hosts) {
     const lines = traffic.pairs.map(([from, to], at) => line(`${placeText(traffic.places[from])} to ${placeText(traffic.places[to])}`, [...columns[at]], at));
     return [chart("Bytes a second over time", lines)];
   }
-  made.push(chart("Bytes a second over time, of all pairs", [line("all", sum(() => true), 0)]));
+  const all = "Bytes a second over time, all pairs";
+  made.push(chart(all, [line(all, sum(() => true), 0)]));
   const receivers = [...new Set(traffic.pairs.map((pair) => pair[1]))].sort((one, other) => one - other);
   made.push(strips(receivers.map((to) => [traffic.places[to], sum((pair) => pair[1] === to)]), traffic));
   return made;
