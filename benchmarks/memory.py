@@ -71,8 +71,8 @@ SMALL = {"mlp": 64, "lenet": 64, "nin": 16, "googlenet": 4, "resnet50": 2, "gpt2
 MICRO = 4
 CREDIT = 3
 """Iterations in flight: those of a run with its default `prefetch`."""
-DELAYED = {"googlenet": 24, "resnet50": 16, "gpt2": 8}
-"""Delayed iterations for the forecast; 48 of the other nets."""
+DELAYED = {"mlp": 48, "lenet": 48, "nin": 24, "googlenet": 12, "resnet50": 10, "gpt2": 6}
+"""Delayed iterations for the forecast."""
 LEAST = 0.1
 """Seconds of a device that the delays of an iteration take at least, but for their factors."""
 WORKERS = ("purine", "eager", "forecast", "gpu")
@@ -280,7 +280,7 @@ class Watch:
 
     def __init__(self) -> None:
         from purine.lowering import Options
-        from purine.runtime import run
+        from purine.runtime import program, run
 
         self.most = 0
         self.buffers: list[Any] = []
@@ -288,7 +288,7 @@ class Watch:
         self.draw = Random(0)
         self.speeds: dict[str, float] = {}
         self.lock = threading.Lock()
-        self.compiled = run.compile_program
+        self.compiled = program.compile_program
         setattr(run, "compile_program", self.compile_watched)  # noqa: B010
         setattr(run, "options_for", lambda graph, host=None: Options(host=host))  # noqa: B010
 
@@ -353,7 +353,7 @@ def forecast_worker(options: Namespace) -> dict[str, float]:
     devices = sorted({op.location.device for op in step.ops.values()})
     if len(devices) > 1:
         watch.delay(devices, alike=True)
-        for number, _ in enumerate(run.steps(DELAYED.get(net, 48))):
+        for number, _ in enumerate(run.steps(DELAYED[net])):
             if number % 4 == 3:
                 watch.delay(devices, alike=number % 8 == 7)
     held_most = (watch.most - idle) / MILLION

@@ -31,7 +31,7 @@ __all__ = ["Peaks", "buffers", "peak_memory", "peaks"]
 
 _MOST_IN_FLIGHT = 8
 """Iterations in flight that are simulated; a longer lead of the reader is left out."""
-_DRAWS, _FEWEST, _DRAWN_OPS = 24, 2, 48_000
+_DRAWS, _FEWEST, _DRAWN_OPS = 64, 2, 48_000
 """The most orders of ops that are drawn, the fewest, and about the ops of all of them together."""
 _KEEPS = "KeptProduct"
 """The kind of ops that keep the buffers of their results between iterations."""
@@ -207,8 +207,9 @@ class _Facts:
         """By blob the ops of an iteration that read it."""
         self.constants = set(constants(graph))
         self.plan = compile_plan(graph)
-        locations = (*graph.ops.values(), *whole.blobs.values())
-        self.number = {at: n for n, at in enumerate(sorted({one.location for one in locations}))}
+        locations = {op.location for op in graph.ops.values()}
+        locations |= {blob.location for blob in whole.blobs.values()}
+        self.number = {at: number for number, at in enumerate(sorted(locations))}
         self.inputs = {op.name: tuple(dict.fromkeys(op.inputs)) for op in graph.ops.values()}
         self.families = {
             name: tuple({aliasing.family[i] for i in inputs} & aliasing.watched.keys())
@@ -239,15 +240,15 @@ class _Facts:
         return self.number[blob.location], size_in_bytes(blob)
 
     def _results(self, op: Op, aliasing: Aliasing) -> Iterator[_Result]:
-        over: dict[str, tuple[str, str | None]] = {}
+        over: dict[str, tuple[str | None, str | None]] = {}
         for output, source, always in _written_over(op, aliasing, self.following):
             state = self.graph.states.get(source)
             always = always or (state is not None and bool(state.shared))
             over[output] = source, None if always else aliasing.family[source]
         for name in op.outputs:
             if name != NOTHING:
-                source, family = over.get(name) or (_shared(op, name, aliasing), None)
-                yield _Result(name, *self.size(name), source, family, op.kind == _KEEPS)
+                lies_in, family = over.get(name) or (_shared(op, name, aliasing), None)
+                yield _Result(name, *self.size(name), lies_in, family, op.kind == _KEEPS)
 
 
 class _Held:
