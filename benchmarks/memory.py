@@ -71,7 +71,7 @@ SMALL = {"mlp": 64, "lenet": 64, "nin": 16, "googlenet": 4, "resnet50": 2, "gpt2
 MICRO = 4
 CREDIT = 3
 """Iterations in flight: those of a run with its default `prefetch`."""
-DELAYED = {"mlp": 48, "lenet": 48, "nin": 24, "googlenet": 12, "resnet50": 10, "gpt2": 6}
+DELAYED = {"mlp": 96, "lenet": 96, "nin": 24, "googlenet": 12, "resnet50": 10, "gpt2": 6}
 """Delayed iterations for the forecast."""
 LEAST = 0.1
 """Seconds of a device that the delays of an iteration take at least, but for their factors."""

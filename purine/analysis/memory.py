@@ -31,7 +31,7 @@ __all__ = ["Peaks", "buffers", "peak_memory", "peaks"]
 
 _MOST_IN_FLIGHT = 8
 """Iterations in flight that are simulated; a longer lead of the reader is left out."""
-_DRAWS, _FEWEST, _DRAWN_OPS = 64, 2, 48_000
+_DRAWS, _FEWEST, _DRAWN_OPS = 128, 2, 48_000
 """The most orders of ops that are drawn, the fewest, and about the ops of all of them together."""
 _KEEPS = "KeptProduct"
 """The kind of ops that keep the buffers of their results between iterations."""

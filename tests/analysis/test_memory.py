@@ -285,7 +285,8 @@ def test_the_forecast_is_the_worst_of_many_orders(name: str, scheme: str) -> Non
     step = pu.solvers.sgd(pu.backward(net), lr=0.1, momentum=0.9)
     lowered = lower(pu.check(scheme_of(pu.prune(step, ["loss"]), scheme)))
     worst = 0
-    for seed in range(40 if scheme == "replicas" else 6):
+    # One order of a hundred is the worst of replicas: many updates need a copy at once.
+    for seed in range(100, 140) if scheme == "replicas" else range(6):
         lanes = Lanes(lowered, data, seed)
         worst = max(worst, lanes.run(4))
         assert lanes.counted.most == pytest.approx(lanes.most, rel=0.005)
