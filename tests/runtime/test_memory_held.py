@@ -14,7 +14,7 @@ _BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 
 @pytest.mark.multiprocess
 @pytest.mark.skipif(sys.platform != "linux", reason="malloc tells what it holds on Linux")
-@pytest.mark.parametrize("scheme", ["one", "1f1b"])
+@pytest.mark.parametrize("scheme", ["one", "accumulate", "1f1b"])
 def test_the_forecast_is_what_malloc_has_handed_out(scheme: str) -> None:
     command = [sys.executable, str(_BENCHMARK), "--worker", "forecast", "--nets", "lenet"]
     command += ["--scheme", scheme]
