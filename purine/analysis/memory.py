@@ -78,7 +78,7 @@ def peaks(
     unsegmented: Graph | None = None,
     credit: int = 1,
 ) -> Peaks:
-    """The same, and the most that all devices hold at one moment."""
+    """The same, and the most that all devices hold together at one moment."""
     whole = unsegmented or graph
     facts = _Facts(graph, whole, members or {})
     lasting = {op.name: facts.seconds(op) for op in graph.ops.values()}

@@ -13,14 +13,14 @@ __all__ = ["calibrate"]
 def calibrate(
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where to write it.  [default: a cache of the user]"),
+        typer.Option(metavar="FILE", help="Where to write it.  [default: the user's cache]"),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=5, help="How long to measure, about.")] = 100.0,
+    seconds: Annotated[float, typer.Option(min=5, help="Approximate seconds to measure.")] = 100.0,
 ) -> None:
     """Measure how long kernels, dispatch and waking a thread take here, and keep the profile.
 
-    `purine predict` and `--dry-run` read it. Decisions that make a graph, such as where a pipeline
-    is cut, read it only where PURINE_PROFILE names the file. Nothing else should run meanwhile.
+    `purine predict` and `--dry-run` read it. Decisions that shape a graph, such as where a pipeline
+    is cut, read it only if PURINE_PROFILE names the file. Keep the machine idle meanwhile.
 
     \b
     purine calibrate

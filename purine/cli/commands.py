@@ -21,21 +21,20 @@ _SUMMARIES = {
     "infer": "Write what a run's net predicts: index, class and probability of every sample, in "
     "order.",
     "export": "Write the trained net of a run for other tools, in its test-time form.",
-    "replay": "Train a run of workers again in the order that it recorded, and compare the "
+    "replay": "Repeat an asynchronous run in the order that it recorded, and compare the "
     "parameters.",
     "launch": "Start several hosts on this machine, each a process with its share of the cores.",
-    "join": "Train as a worker of a job that is going on, until it ends or Ctrl-C.",
-    "leave": "Tell a worker of a running job to bring what it has learnt and to leave.",
-    "predict": "Tell how fast a job will run, what it needs, and what limits it. Nothing runs.",
-    "plan": "Search the schemes for a job's devices, and write the best one as a job that runs.",
+    "join": "Train as a worker of a running job, until it ends or Ctrl-C.",
+    "leave": "Tell a worker of a running job to send its remaining updates and leave.",
+    "predict": "Predict how fast a job will run, what it needs, and what limits it. Nothing runs.",
+    "plan": "Search the schemes for a job's devices, and write the best one as a job file.",
     "plot": "Draw loss and accuracy of one or several runs; dots are tests.",
     "runs": "List the runs in a folder and below it: the settings in which they differ, and their "
     "results.",
-    "compare": "Tell how two runs differ: in settings, in numbers, and in time.",
+    "compare": "Show how two runs differ: in settings, in numbers, and in time.",
     "calibrate": "Measure how long kernels, dispatch and waking a thread take here, and keep the "
     "profile.",
-    "explain": "Lay the prediction of a run beside what was recorded, and name the ops where they "
-    "part.",
+    "explain": "Compare a recorded run with its prediction, op by op.",
     "check": "Check graphs: names, producers, cycles, locations, kinds, attributes, shapes and "
     "dtypes.",
     "show": "Show a graph: its ops with shapes, parameters, work and memory.",

@@ -1,4 +1,4 @@
-"""`purine explain`: a recorded run beside what was predicted of it."""
+"""`purine explain`: a recorded run beside its prediction."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["explain"]
 def explain(
     run: Annotated[Path, argument("A run that was trained with --trace.", metavar="RUN")],
     from_trace: Annotated[
-        Path | None, typer.Option(metavar="RUN|FILE", help="Times of ops: another run.")
+        Path | None, typer.Option(metavar="RUN|FILE", help="Times of ops, from another run.")
     ] = None,
     profile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The machine's profile.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Rows of each table.")] = 10,
 ) -> None:
-    """Lay the prediction of a run beside what was recorded, and name the ops where they part.
+    """Compare a recorded run with its prediction, op by op.
 
     The prediction takes times from the profile that `purine calibrate` measured, or from the trace
-    of another run. Ops of all devices that were made for one op of the net count together.
+    of another run. Ops of all devices that come from one op of the net are added up.
 
     \b
     purine train --net lenet --devices cpu:0-1 --trace --out runs/b

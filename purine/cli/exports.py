@@ -18,13 +18,13 @@ Format = StrEnum("Format", ["safetensors", "torch", "caffe", "onnx"])
 
 def export(
     run: Annotated[Path, argument("The folder of a run.")],
-    format: Annotated[Format, typer.Option(help="For which tool.", show_default=False)],
+    format: Annotated[Format, typer.Option(help="The format.", show_default=False)],
     out: Annotated[
         Path | None, given("Where to write.", metavar="FILE", shown="RUN/net.ENDING of the format")
     ] = None,
     output: Annotated[
         list[str] | None,
-        given("A blob that the net is to give; may be repeated.", shown="what its losses read"),
+        given("An output blob; may be repeated.", shown="what its losses read"),
     ] = None,
     checkpoint: Annotated[
         int | None, given("The iteration of a checkpoint.", shown="the newest one")

@@ -31,7 +31,7 @@ def _imports() -> None:
 def caffe(
     file: Annotated[Path, argument("A net (prototxt).")],
     output: Annotated[Path, given("Where to write the graph.", "--output", "-o")],
-    solver: Annotated[Path | None, given("A solver (prototxt) to tell about.")] = None,
+    solver: Annotated[Path | None, given("A solver (prototxt) to report on.")] = None,
     image: Annotated[
         str | None, given("The size of an image of the database.", metavar="C,H,W")
     ] = None,
@@ -39,7 +39,7 @@ def caffe(
     weights: Annotated[list[Path] | None, given(_WEIGHTS)] = None,
     test: Annotated[bool, typer.Option("--test", help="Write the net of the test phase.")] = False,
 ) -> None:
-    """Write a Caffe net as a graph, and tell what else its files ask for.
+    """Write a Caffe net as a graph, and report the other settings of its files.
 
     \b
     purine import caffe lenet_train_test.prototxt --image 1,28,28 -o net.yaml

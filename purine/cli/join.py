@@ -1,4 +1,4 @@
-"""`purine join` and `purine leave`: workers of a running job on several hosts come and go."""
+"""`purine join` and `purine leave`: workers join and leave a running job on several hosts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["join", "leave"]
 def join(
     run: Annotated[Path, argument("The folder of a run of workers on several hosts.")],
     transport: Annotated[
-        str | None, given("How values go to the server and back: shm, tcp or torchdist.")
+        str | None, given("Transport to the server: shm, tcp or torchdist.")
     ] = None,
-    threads: Annotated[int | None, given("Threads that one kernel may use.", metavar="N")] = None,
+    threads: Annotated[int | None, given("Threads per kernel.", metavar="N")] = None,
 ) -> None:
-    """Train as a worker of a job that is going on, until it ends or Ctrl-C.
+    """Train as a worker of a running job, until it ends or Ctrl-C.
 
-    The worker takes a seat that is free: that of a worker that left or died, or of a host that was
-    named in --devices and not started. It waits while there is none. The folder is on a file system
-    that both hosts see. Without --transport it is that of the job; shm is for one machine.
+    The worker takes a free seat: that of a worker that left or died, or of a host that --devices
+    names and that was not started. If there is none, it waits. The folder must be on a file system
+    that both hosts share. The default transport is that of the job; shm works on one machine only.
 
     \b
     purine join runs/a
@@ -40,7 +40,7 @@ def leave(
     run: Annotated[Path, argument("The folder of a run of workers on several hosts.")],
     worker: Annotated[int, argument("The number of the worker, as the progress shows it.")],
 ) -> None:
-    """Tell a worker of a running job to bring what it has learnt and to leave.
+    """Tell a worker of a running job to send its remaining updates and leave.
 
     \b
     purine leave runs/a 2

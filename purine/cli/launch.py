@@ -1,4 +1,4 @@
-"""`purine launch`: several hosts on this machine, for trying out what runs on several machines."""
+"""`purine launch`: several hosts on this machine, to try out jobs for several machines."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ _PATIENCE_TO_STOP = 15.0
 
 def launch(
     words: Annotated[list[str], argument("A command of purine.", metavar="-- COMMAND...")],
-    hosts: Annotated[int, given("How many hosts to start.", metavar="N")] = 2,
+    hosts: Annotated[int, given("Number of hosts to start.", metavar="N")] = 2,
     transport: Annotated[
-        str, given("How values go between them: shm, tcp, torchdist or gaspi.", metavar="NAME")
+        str, given("Transport between them: shm, tcp, torchdist or gaspi.", metavar="NAME")
     ] = "shm",
 ) -> None:
     """Start several hosts on this machine, each a process with its share of the cores.
 
-    The first host shows progress; messages of the others have their name in front. If one fails,
-    all end, with its exit code; workers that do not wait for each other go on without one that is
-    lost, as long as the first host is there. On several machines, torchrun, mpiexec or srun start
-    the hosts.
+    The first host shows progress; messages of the others begin with their name. If one fails, all
+    end with its exit code. Asynchronous workers continue without a lost worker, as long as the
+    first host is there. On several machines, torchrun, mpiexec or srun start the hosts.
 
     \b
     purine launch --hosts 2 -- train --net lenet --devices host0-1:cpu:0 --out runs/two
@@ -120,7 +119,7 @@ class _Hosts:
         return code
 
     def _are_apart(self) -> bool:
-        """Whether the first host has said that the others may come and go from now on."""
+        """Whether the first host has announced that the others may join and leave from now on."""
         with suppress(BlockingIOError):
             return bool(os.read(self._told, 1))
         return False
@@ -128,7 +127,9 @@ class _Hosts:
     def _note(self, process: subprocess.Popen[str], code: int) -> None:
         if code not in (0, *_STOPPED):
             host = f"host{self.processes.index(process)}"
-            print(f"{host}: ended with code {code}; the others go on", file=sys.stderr, flush=True)
+            print(
+                f"{host}: ended with code {code}; the others continue", file=sys.stderr, flush=True
+            )
 
     def _send(self, number: int) -> None:
         for process in self.processes:

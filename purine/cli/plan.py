@@ -1,4 +1,4 @@
-"""`purine plan`: which scheme trains a net fastest on some devices, before anything starts."""
+"""`purine plan`: the scheme that is predicted to train a net fastest on some devices."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["plan"]
 
 
 def plan(job: Path | None, *, out: Path | None = None, json: bool = False, **options: Any) -> None:
-    """Search the schemes for a job's devices, and write the best one as a job that runs.
+    """Search the schemes for a job's devices, and write the best one as a job file.
 
-    Replicas, pipelines, cut layers and their products, with micro-batches, schedules, topologies
-    and recomputation. The cost model orders them, the most promising ones are simulated. Times of
-    ops come from a trace, or are measured in this process where the devices are cores of this
-    machine, or come from the profile. The devices need not exist.
+    The search covers replicas, pipelines, sharded layers and combinations of them, with
+    micro-batches, schedules, topologies and recomputation. The cost model ranks them, and the most
+    promising ones are simulated. Times of ops come from a trace, from a measurement in this process
+    if the devices are cores of this machine, or from the profile. Other devices need not exist.
 
     \b
     purine plan --net googlenet --devices all --out job.yaml && purine train job.yaml
@@ -96,7 +96,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _text(searched: Searched, out: Path | None) -> str:
-    """The ten best plans, what fell out, and what is recommended."""
+    """The ten best plans, those that were dropped and why, and the recommendation."""
     from purine.job.placing import megabytes
     from purine.job.search import ERROR, seconds_text
 
@@ -115,7 +115,7 @@ def _text(searched: Searched, out: Path | None) -> str:
         more = f" and {len(which) - 3} others" if len(which) > 3 else ""
         lines.append(f"out: {'; '.join(which[:3])}{more}: {why}")
     if len(reasons) > 20:
-        lines.append(f"out for other reasons: {sum(map(len, list(reasons.values())[20:]))}")
+        lines.append(f"dropped for other reasons: {sum(map(len, list(reasons.values())[20:]))}")
     if searched.ties:
         names = "; ".join(str(one.candidate) for one in searched.ties[:3])
         lines.append(
@@ -162,17 +162,19 @@ def _option(name: str, annotation: object, text: str, metavar: str, default: obj
 
 _OWN = [
     _option("out", Path | None, "Write the best plan as a job file.", "FILE", None),
-    _option("memory", str | None, "What each device has: 16gb.", "SIZE", None),
-    _option("link", str | None, "The link of each host: 10gbit.", "RATE", None),
-    _option("latency", str | None, "From host to host: 50us.", "TIME", None),
-    _option("transport", str | None, "What hosts would use: tcp, shm.", "NAME", None),
-    _option("allow", str | None, "What changes numbers: compression, staleness.", "NAME,...", None),
-    _option("from_trace", Path | None, "Times of ops: a run or a trace.", "RUN|FILE", None),
+    _option("memory", str | None, "Memory of each device: 16gb.", "SIZE", None),
+    _option("link", str | None, "Bandwidth of each host: 10gbit.", "RATE", None),
+    _option("latency", str | None, "Latency between hosts: 50us.", "TIME", None),
+    _option("transport", str | None, "Transport between hosts: tcp, shm.", "NAME", None),
+    _option(
+        "allow", str | None, "Also what changes numbers: compression, staleness.", "NAME,...", None
+    ),
+    _option("from_trace", Path | None, "Times of ops, from a run or a trace.", "RUN|FILE", None),
     _option("profile", Path | None, "The machine's profile.", "FILE", None),
-    _option("simulate", int, "Candidates that are simulated at most.", "N", 24),
-    _option("seconds", float, "Seconds of the search at most.", "S", 300.0),
-    _option("measure", float, "Seconds to measure the net here at most.", "S", 30.0),
-    _option("trial", float, "Seconds to run plans that may be the best here.", "S", 5.0),
+    _option("simulate", int, "Most candidates to simulate.", "N", 24),
+    _option("seconds", float, "Most seconds for the search.", "S", 300.0),
+    _option("measure", float, "Most seconds to measure the net on this machine.", "S", 30.0),
+    _option("trial", float, "Seconds to run equally good plans on this machine.", "S", 5.0),
     option("json", bool, "Print one JSON object."),
 ]
 _SEARCH = [one.name for one in _OWN if one.name not in ("out", "json")]

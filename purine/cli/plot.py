@@ -29,10 +29,10 @@ def plot(
     out: Annotated[
         Path | None, given("Write an SVG picture here.", metavar="FILE", shown="the terminal")
     ] = None,
-    x: Annotated[Across, typer.Option("--x", help="What goes across.")] = Across.iterations,
+    x: Annotated[Across, typer.Option("--x", help="The horizontal axis.")] = Across.iterations,
     smooth: Annotated[
         int | None,
-        given("Lines of metrics that are averaged; 1 for none.", shown="a 25th of them", min=1),
+        given("Lines of metrics to average; 1 for none.", shown="a 25th of them", min=1),
     ] = None,
     log: Annotated[bool, typer.Option("--log", help="A logarithmic axis for the loss.")] = False,
     width: Annotated[

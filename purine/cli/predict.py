@@ -1,4 +1,4 @@
-"""`purine predict`: how fast a job will run, and what limits it, before anything starts."""
+"""`purine predict`: how fast a job will run, and what limits it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def predict(
     json: bool = False,
     **options: object,
 ) -> None:
-    """Tell how fast a job will run, what it needs, and what limits it. Nothing runs.
+    """Predict how fast a job will run, what it needs, and what limits it. Nothing runs.
 
     The options are those of `purine train`. The dispatcher of a run is driven by a virtual clock.
     Times of ops come from a trace (of this job, or of the same net on other devices), or from the
-    profile that `purine calibrate` measured. The devices need not exist.
+    profile that `purine calibrate` measured. The devices need not exist on this machine.
 
     \b
     purine predict --net googlenet --devices cpu:0-3
@@ -72,7 +72,7 @@ _WHAT_IF = (
 )
 _PARAMETERS = [
     *job_parameters(),
-    option("from_trace", Path, "Times of ops: a run or a trace.json.", metavar="RUN|FILE"),
+    option("from_trace", Path, "Times of ops, from a run or a trace.json.", metavar="RUN|FILE"),
     option("what_if", list[str], _WHAT_IF, metavar="KEY=VALUE"),
     option("profile", Path, "The machine's profile, from purine calibrate.", metavar="FILE"),
     option("trace_out", Path, "Write the predicted trace, for purine trace.", metavar="FILE"),

@@ -1,4 +1,4 @@
-"""Running a job from the command line: what is printed, and which exit code it ends with."""
+"""Running a job from the command line: the output and the exit code."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _placement_text(plan: JobPlan) -> str:
     several = len({at.host for at in needs.peaks}) > 1
     lines = [
         _headline(plan),
-        "memory at the worst moment of an iteration, without what kernels need for themselves:",
+        "peak memory of an iteration, without temporary memory of kernels:",
         *(
             f"  {f'{at.host}:{at.device}' if several else at.device:<8} {megabytes(size):>12}"
             for at, size in needs.peaks.items()
@@ -211,7 +211,7 @@ def _failed_output(training: Training, error: OSError, progress: str) -> ConfigE
         what, remedy = "the run is complete", f"see {training.folder.path}"
     else:
         what = f"the run {progress}, with a checkpoint"
-        remedy = f"go on with output to another place: {_resume_command(training)}"
+        remedy = f"continue with output to another place: {_resume_command(training)}"
     return unwritable(error, f"cannot write the output; {what}", remedy)
 
 
@@ -229,7 +229,7 @@ def _result(training: Training) -> str:
 
 
 def _nothing_left(training: Training) -> str:
-    """How to train longer when a resumed run was complete before."""
+    """How to train longer if a resumed run was already complete."""
     job = training.plan.job
     more = f"--iters {2 * job.iters}" if job.iters else f"--epochs {2 * (job.epochs or 0) or 1}"
     return (

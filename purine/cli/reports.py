@@ -24,15 +24,15 @@ def check(
     ] = None,
     memory: Annotated[
         str | None,
-        given("What each device of a step over several hosts has: 16gb.", metavar="SIZE"),
+        given("Memory of each device, for a step on several hosts: 16gb.", metavar="SIZE"),
     ] = None,
 ) -> None:
     """Check graphs: names, producers, cycles, locations, kinds, attributes, shapes and dtypes.
 
-    For a step on several hosts also: what one host sends, another expects in the same form; hosts
-    never wait for each other in a cycle, which is shown; collectives have one order; with --memory,
-    no device needs more than it has.
-    All mistakes of a graph in YAML are shown, not only the first; any makes the exit code 2.
+    For a step on several hosts also: each value that a host sends has the form that its receiver
+    expects; hosts cannot wait for each other in a cycle; all hosts have the same order of
+    collectives; with --memory, no device needs more memory than it has.
+    All mistakes of a graph in YAML are shown, not only the first. With any, the exit code is 2.
 
     \b
     purine check net.yaml
@@ -91,7 +91,7 @@ def refuse_folder(path: Path, command: str) -> None:
 
 
 def replay(run: Annotated[Path, argument("The folder of a run.")]) -> None:
-    """Train a run of workers again in the order that it recorded, and compare the parameters.
+    """Repeat an asynchronous run in the order that it recorded, and compare the parameters.
 
     Nothing is written. The exit code is 1 if a state differs from the newest checkpoint in any bit.
 
@@ -121,9 +121,9 @@ def trace(
 
     For GPUs and for several devices also: how long each computed, what it waited for, and how much
     of the transfers and reductions was hidden behind compute. For several hosts also: which blobs
-    of which host each device waited for, and how far the clocks of the hosts were apart. All
-    without warm-up: the first iteration, or the first three where ops are fused, which are compiled
-    and captured in these.
+    of which host each device waited for, and the offsets between the clocks of the hosts. Warm-up
+    is left out: the first iteration, or the first three with fused ops, which are compiled and
+    captured in these.
 
     \b
     purine train --net lenet --iters 50 --trace --out runs/a

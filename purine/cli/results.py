@@ -1,4 +1,4 @@
-"""`purine test` and `purine infer`: what a trained net makes of data."""
+"""`purine test` and `purine infer`: a trained net on data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def measure(
         int | None, given("The iteration of a checkpoint.", shown="the newest one")
     ] = None,
     confusion: Annotated[
-        bool, typer.Option("--confusion", help="Tell which classes are taken for which.")
+        bool, typer.Option("--confusion", help="Print the confusion matrix.")
     ] = False,
     out: Annotated[
         Path | None, given("With --confusion: also a picture, as SVG.", metavar="FILE")
@@ -129,7 +129,7 @@ def infer(
         Path | None,
         given("Write here: .csv, or .npz for numpy.", metavar="FILE", shown="CSV on the terminal"),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Likeliest classes to tell.")] = 1,
+    top: Annotated[int, typer.Option(min=1, help="Number of likeliest classes to write.")] = 1,
     checkpoint: Annotated[
         int | None, given("The iteration of a checkpoint.", shown="the newest one")
     ] = None,

@@ -32,7 +32,7 @@ def runs(
 ) -> None:
     """List the runs in a folder and below it: the settings in which they differ, and their results.
 
-    A run that cannot be read is told on stderr, and makes the exit code 2.
+    A run that cannot be read is reported on stderr, and the exit code is then 2.
 
     \b
     purine runs
@@ -87,7 +87,7 @@ def _listed(histories: Sequence[History]) -> str:
 
 
 def _common(history: History, differing: Sequence[str]) -> str:
-    """What to say of the settings that all runs share: those that tell most."""
+    """The line about the settings that all runs share: the most informative of them."""
     shown = ("net", "data", "solver", "batch", "lr", "devices", "parallel", "precision", "seed")
     options = history.options
     pairs = ((name, options.get(name)) for name in shown if name not in differing)
@@ -125,10 +125,10 @@ def compare(
     top: Annotated[int, typer.Option(min=1, help="Kinds in the table of times.")] = 10,
     format: Annotated[Format, typer.Option(help="Tables, or one JSON object.")] = Format.table,
 ) -> None:
-    """Tell how two runs differ: in settings, in numbers, and in time.
+    """Show how two runs differ: in settings, in numbers, and in time.
 
-    Losses are compared in the iterations of which both have one in metrics.jsonl. Times by kind
-    need the traces of both (purine train --trace).
+    Losses are compared in the iterations that both have in metrics.jsonl. Times by kind need the
+    traces of both (purine train --trace).
 
     \b
     purine compare runs/a runs/b
@@ -179,7 +179,7 @@ def _compared(pair: Comparison, top: int) -> str:
 
 def _losses(pair: Comparison) -> str:
     if not pair.common:
-        return "losses: no iteration of which both runs wrote one"
+        return "losses: no iteration that both runs logged"
     if pair.parting is None:
         return f"losses: equal in every bit in the {pair.common} iterations that both wrote"
     one, two = pair.parting.losses

@@ -93,7 +93,7 @@ def _refuse_other_names(text: str, format: Format) -> None:
     try:
         text.encode(encoding if format is Format.yaml else "utf-8", "strict")
     except UnicodeEncodeError as error:
-        what = f"the output has no code for {error.object[error.start]!a}, which is in a name"
+        what = f"the output cannot encode {error.object[error.start]!a}, which is in a name"
         found, remedy = encoding, "write to a file with -o, or set PYTHONIOENCODING=utf-8"
         raise ConfigError(what, "an output in UTF-8", found, remedy) from None
 
@@ -157,7 +157,7 @@ def _asked_graph(
     after: str | None,
     **net: Any,
 ) -> Lowered:
-    """The net or its training step, lowered as far as it is asked for."""
+    """The net or its training step, lowered as far as the options ask."""
     from purine import lowering
     from purine.lowering.hosts import hosts_of
     from purine.lowering.workers import has_workers
@@ -179,7 +179,7 @@ def _asked_graph(
 
 
 def _net_arguments(net: str, batch: int | None, image: str | None) -> dict[str, object]:
-    """The arguments of a net of the zoo, of those that are given."""
+    """The given options that are arguments of this net of the zoo."""
     from inspect import signature
 
     from purine import zoo
@@ -315,7 +315,7 @@ _LISTS: Mapping[str, tuple[str, Callable[[], str]]] = {
     "stages": ("List the stages from a net to its training step.", _stages_text),
     "passes": ("List the passes of lowering.", _passes_text),
     "rewrites": ("List the rewrites before a step is compiled.", _rewrites_text),
-    "effects": ("List what changes the whole process.", _effects_text),
+    "effects": ("List the effects on the whole process.", _effects_text),
 }
 """Flags that list something instead of showing a graph: the help, and the text of the list."""
 
@@ -335,7 +335,11 @@ _PARAMETERS = (
         shown="every op by itself",
         min=1,
     ),
-    option("clock", bool, "In a picture, also the seed, the iteration and what depends on them."),
+    option(
+        "clock",
+        bool,
+        "In a picture, also the seed, the iteration and ops that depend only on them.",
+    ),
     option("step", bool, "Show the training step (with sgd) of the net."),
     option("devices", str, "Devices of the step, such as cpu:0-1.", shown="cpu:0"),
     option(

@@ -1,4 +1,4 @@
-"""`purine status`: what the hosts of a running job do and wait for."""
+"""`purine status`: what the hosts of a running job run or wait for."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ __all__ = ["status"]
 
 
 def status(
-    run: Annotated[Path, argument("The folder of a run that is going on.")],
-    wait: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds for the answers.")] = 4.0,
+    run: Annotated[Path, argument("The folder of a running job.")],
+    wait: Annotated[
+        float, typer.Option(min=0.1, max=60.0, help="Seconds to wait for answers.")
+    ] = 4.0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print what each host of a running job does, and what it waits for.

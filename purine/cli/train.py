@@ -25,8 +25,8 @@ def train(
     """Train a net and write a run folder: config, net, metrics, summary and checkpoints.
 
     Ctrl-C (or SIGTERM, or SIGHUP unless nohup ignores it) ends a run after the iterations in flight
-    with a checkpoint to resume from; a second one ends it at once. So does output that cannot be
-    written any more (a closed pipe, a full disk), with a message on stderr and exit code 2.
+    with a checkpoint to resume from; a second one ends it at once. If output cannot be written (a
+    closed pipe, a full disk), the run also ends with a checkpoint, a message and exit code 2.
 
     \b
     purine train --net lenet --epochs 5 --out runs/a
@@ -59,16 +59,16 @@ def _signature() -> Signature:
     """The parameters of the command, for typer: the job file, the options, and two flags."""
     resume = typer.Option(
         "--resume",
-        help="Go on with the run in --out from its newest checkpoint; "
+        help="Continue the run in --out from its newest checkpoint; "
         "--epochs or --iters may be raised to train longer.",
     )
     dry_run = typer.Option(
         "--dry-run",
-        help="Only tell what the job needs: memory of each device, bytes moved, the schedule.",
+        help="Only print what the job needs: memory, bytes moved, schedule, time.",
     )
     live = typer.Option(
         "--live",
-        help="Serve a page of the run on 127.0.0.1, at an address that is printed, until it ends.",
+        help="Serve a page of the run on 127.0.0.1 until it ends, and print its address.",
     )
     parameters = job_parameters()
     # The help shows the flags behind what is saved and logged.
@@ -82,7 +82,7 @@ def job_parameters() -> list[Parameter]:
     """The job file and the options of a job, as parameters of a command."""
     job = argument(
         "A YAML file with the options below as keys (`lr_policy: cosine`), or a Caffe solver "
-        "(.prototxt); options given on the command line count more. A run's config.yaml repeats "
+        "(.prototxt); options on the command line override it. A run's config.yaml repeats "
         "that run.",
         metavar="JOB",
     )

@@ -29,7 +29,8 @@ def view(
     ],
     out: Annotated[Path | None, given("The file to write.", "--out", "-o", metavar="FILE")] = None,
     predict: Annotated[
-        bool, typer.Option("--predict", help="Show what a job (JOB.yaml) will do; nothing runs.")
+        bool,
+        typer.Option("--predict", help="Show the prediction for a job (JOB.yaml); nothing runs."),
     ] = False,
     opens: Annotated[
         bool | None,
@@ -70,7 +71,7 @@ def view(
 
 
 def _part(path: Path) -> Part:
-    """What a path is, by what is there."""
+    """What a path names: a run, a net or a trace."""
     from purine.analysis.infer import check
     from purine.graph import load_yaml
     from purine.viewer.document import of_net, of_run, of_trace
@@ -85,7 +86,7 @@ def _part(path: Path) -> Part:
         "this cannot be shown",
         "the folder of a run, a graph in .yaml, or a trace.json",
     )
-    found = "a file of another sort" if path.exists() else "nothing there"
+    found = "a file of another type" if path.exists() else "nothing there"
     raise ConfigError(what, expected, found, "check the path", where=path)
 
 
@@ -103,7 +104,7 @@ def _predicted(path: Path) -> Part:
 
 
 def _free_file(path: Path) -> Path:
-    """Where the page goes if nobody says: beside other temporary files, never into a run."""
+    """The default path of the page: a temporary file, never inside a run."""
     import tempfile
 
     stem = path.resolve().stem or "page"

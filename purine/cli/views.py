@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar on a terminal, plain lines elsewhere."""
+"""The progress of a run on a screen: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class View(ABC):
 
     @abstractmethod
     def stage(self, text: str) -> None:
-        """Show what is done before the first iteration."""
+        """Show a stage of the work before the first iteration."""
 
     def begin(self, plan: JobPlan, iteration: int) -> None:
         """Show that training begins, at this iteration."""
@@ -218,7 +218,7 @@ class Bar(View):
 
 
 def _staleness(event: Trained) -> str:
-    """The mean and the largest staleness of what workers read; nothing where nobody is stale."""
+    """The mean and the largest staleness of the reads of workers; empty if all are 0."""
     if event.staleness is None:
         return ""
     mean, largest = event.staleness

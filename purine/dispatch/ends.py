@@ -1,4 +1,4 @@
-"""What the plan of a host has to do with other hosts: its puts, arrivals and collectives."""
+"""The connections of a host's plan with other hosts: its puts, arrivals and collectives."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["Ends", "ends_of"]
 class Ends:
     """The ops of a plan that wait for other hosts, by number.
 
-    `puts` are the peers that an op puts to, `arrivals` the ops by (host that sends, channel).
-    `turns` are the collectives of each order, one after the other, `on_gpus` those that a GPU waits
-    in. `incoming` and `outgoing` are the channels, `collectives` the collectives by number of op.
+    `puts` are the peers of each put, `arrivals` the ops by (sending host, channel). `turns` are the
+    collectives of each order, one after the other, `on_gpus` those that run on a GPU. `incoming`
+    and `outgoing` are the channels, `collectives` the collectives by number of op.
     """
 
     puts: Mapping[int, tuple[str, ...]]
@@ -33,7 +33,7 @@ class Ends:
     collectives: Mapping[int, Collective]
 
     def core(self, plan: Plan, *, start: int = 0, credit: int = 2) -> HostCore:
-        """The core that waits for the other hosts as well."""
+        """The core of this host, which also waits for the other hosts."""
         return HostCore(
             plan,
             arrivals=self.arrivals.values(),

@@ -1,19 +1,19 @@
-"""The dispatcher's core for one host of several: what also waits for other hosts.
+"""The dispatcher's core for one host of several, which also waits for other hosts.
 
 An arrival is ready when its iteration is open here and its value has arrived. A put is ready when
 its blob exists and the receiver has a free slot for it. A receiver has `slots` slots for each blob
-and gives those of an iteration back when the iteration is complete there, so a put of iteration i
+and returns those of an iteration when the iteration is complete there, so a put of iteration i
 waits until the receiver has completed iteration i - slots.
 
 Collectives of a group of hosts run in one order over all iterations: one whose turn has not come is
-held. One that a GPU waits in is held until the iterations before its own are complete here. So a
-thread that waits for all of a GPU (to free memory, to load a kernel, to capture a graph) does not
-wait for a peer which waits for what this thread has still to do.
+held back. A collective on a GPU is also held back until the iterations before its own are complete
+here. So a thread that waits until a GPU is idle (to free memory, to load a kernel, to capture a
+graph) does not wait for a peer that waits for later work of this thread.
 
 No set of hosts can deadlock on this. Consider the oldest iteration that some host has not
-completed. All earlier ones are complete everywhere, so its puts have slots. Its ops wait for ops of
-the same iteration alone, among which there is no cycle, also where a collective is one op of all
-its hosts. A put without a slot holds nothing up: it waits here and not on a lane.
+completed. All earlier ones are complete everywhere, so its puts have slots. Its ops wait only for
+ops of the same iteration, among which there is no cycle, even if a collective counts as one op of
+all its hosts. A put without a slot blocks nothing: it waits here and not on a lane.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKEN = (1 << 62) - 1
 class _Turns:
     """The order of the collectives of one group, over all iterations.
 
-    With `settled` they wait for the iterations before their own.
+    With `settled` they also wait for the iterations before their own.
     """
 
     def __init__(self, ops: Sequence[int], size: int, start: int, *, settled: bool) -> None:
@@ -43,7 +43,7 @@ class _Turns:
         """By turn the token that is ready for it."""
 
     def take(self, token: int, completed: int) -> list[int]:
-        """The token, which is ready, if it is its turn; otherwise it is kept."""
+        """The ready token, if it is its turn; otherwise it is kept."""
         iteration, op = divmod(token, self._size)
         self._ready[iteration * len(self._place) + self._place[op]] = token
         return self.runnable(completed)
@@ -54,7 +54,7 @@ class _Turns:
         return self.runnable(completed)
 
     def runnable(self, completed: int) -> list[int]:
-        """The token whose turn it is, if it is ready and has nothing to wait for."""
+        """The token whose turn it is, if it is ready and need not wait."""
         token = self._ready.get(self._next)
         if token is None or (self.settled and token // self._size > completed):
             return []
@@ -62,13 +62,13 @@ class _Turns:
 
 
 class HostCore:
-    """A `Core` whose arrivals and puts wait for other hosts as well.
+    """A `Core` whose arrivals and puts also wait for other hosts.
 
     `arrivals` are the numbers of the ops that complete when a value arrives, `puts` those that
-    send, with the hosts they send to. `deadlines` gives the order of puts: the place of the op that
-    waits for the value, in the iteration or the next. A put that is ready has this order in its
-    high bits, above the token: `token & TOKEN` is the token alone. `turns` are the collectives of
-    each group in their order, and `on_gpus` those that a GPU waits in.
+    send, with their receivers. `deadlines` gives the order of puts: the position of the op that
+    waits for the value, in this iteration or the next. A ready put has this order in its high bits,
+    above the token: `token & TOKEN` is the token itself. `turns` are the collectives of each group
+    in their order, and `on_gpus` those that run on a GPU.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class HostCore:
         return self.core.waiting()
 
     def missing(self) -> list[tuple[int, str]]:
-        """The arrivals that are waited for: (iteration, op), the oldest first."""
+        """The arrivals that the host waits for: (iteration, op), the oldest first."""
         return [
             (token // self.size, self.plan.ops[token % self.size])
             for token in sorted(self._expected)

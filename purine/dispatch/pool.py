@@ -1,12 +1,13 @@
-"""Which device runs the lanes that float: in each iteration, the first that is free.
+"""Which device runs the floating lanes: in each iteration, the first that is idle.
 
-A *turn* is a lane `float:K` in one iteration. Its ops go to the worker that takes it, until all of
-them are complete. There are no threads here: the executor calls everything under its lock.
+A *turn* is a lane `float:K` in one iteration. Its ops go to the compute thread that takes it, until
+all of them are complete. There are no threads here: the executor makes all calls under its lock. In
+this file a compute thread is called a worker; it is not a worker of asynchronous training.
 
-A worker has one turn at a time, and may take a further one only if it is of an older iteration. No
-set of workers can deadlock on this. Consider the oldest iteration that is not complete. Its turns
-wait for no other turn of the same iteration (rule `floating_lanes_are_independent`), so those that
-were taken go on; and a worker that has only newer turns takes the others.
+A worker has one turn at a time, and may take another only if that is of an older iteration. No set
+of workers can deadlock on this. Consider the oldest iteration that is not complete. Its turns wait
+for no other turn of the same iteration (rule `floating_lanes_are_independent`), so those that were
+taken make progress; and a worker that has only newer turns takes the others.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class Pool:
         self._turns: dict[int, list[int]] = {worker: [] for worker in workers}
 
     def owner(self, token: int) -> int | None:
-        """The worker that has the turn of a token, if one has taken it."""
+        """The worker that has the turn of a token, if it was taken."""
         return self._owner.get(self._turn(token))
 
     def offer(self, token: int) -> None:
-        """A token of a turn that nobody has taken is ready."""
+        """A token of a turn that was not taken is ready."""
         turn = self._turn(token)
         tokens = self._offered.setdefault(turn, [])
         tokens.append(token)
@@ -66,7 +67,7 @@ class Pool:
         return not turns or self._order[0][1] // self._count < min(turns) // self._count
 
     def take(self, worker: int) -> list[int]:
-        """The ready tokens of the next turn, which is the worker's from now on; or none."""
+        """The ready tokens of the next turn, which now belongs to the worker; or none."""
         if not self.wants(worker):
             return []
         turn = heappop(self._order)[1]

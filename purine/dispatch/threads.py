@@ -29,10 +29,10 @@ def threads_of_lanes(
 ) -> tuple[list[Station], list[int]]:
     """The lanes that get a thread, and for each lane the number of the thread that serves it.
 
-    Lanes that float have the number -1; the compute threads of their devices take them. A device
-    without `cores` has all that the process may use, whose number is `own`. If that is one, its
-    lanes share a thread too. Where other hosts are behind a network that waits, `own` is 0: what it
-    brings is then passed on while a kernel runs.
+    Floating lanes have the number -1; the compute threads of their devices take them. A device
+    without `cores` may use all cores of the process, whose number is `own`. If that is one, its
+    lanes share a thread too. If other hosts are behind a network, `own` is 0, so that arriving
+    values are processed while a kernel runs.
     """
     workers: dict[Station, int] = {}
     worker_of = []
@@ -60,10 +60,10 @@ def with_peers(
     inline: bool = False,
 ) -> int:
     """Add a thread for the puts to each peer, one for each group of collectives, and one that
-    receives, whose number is returned. Where ops put to several peers, one thread puts to all.
+    receives, whose number is returned. If ops put to several peers, one thread puts to all.
 
     A thread that is `alone` puts and receives itself. With `inline` the thread of the lane
-    `inbound` receives: it goes on with what has arrived, where another would have to be woken.
+    `inbound` receives: it continues with the arrived value, and no other thread has to be woken.
     """
     posts = any(len(targets) > 1 for targets in ends.puts.values())
     served = [tuple(peers)] if posts else [(peer,) for peer in peers]

@@ -1,6 +1,6 @@
-"""Training jobs: what to train, the graphs it takes, the folder it leaves, and the loop itself.
+"""Training jobs: their options, graphs, run folder, and the training loop.
 
-Nothing here prints; `purine.cli` is one way to start a job and to show how it goes. Names are
+Nothing here prints; `purine.cli` is one way to start a job and to show its progress. Names are
 imported when they are first used, so that the table of options can be read without torch.
 """
 

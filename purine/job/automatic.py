@@ -1,4 +1,4 @@
-"""`--devices all` and `--parallel auto`: what the machine has, and what a plan recommends."""
+"""`--devices all` and `--parallel auto`: the devices of the machine, and the scheme of a plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["base_plan", "settled_layers", "with_devices", "without_auto"]
 
 
 def with_devices(layers: Sequence[Given]) -> list[Given]:
-    """The layers with the devices of this machine where they say all: its GPUs, else its cores."""
+    """The layers with `all` replaced by the devices of this machine: its GPUs, else its cores."""
     return [
         {**layer, "devices": _all_devices()} if layer.get("devices") == ALL else dict(layer)
         for layer in layers
@@ -29,7 +29,7 @@ def with_devices(layers: Sequence[Given]) -> list[Given]:
 
 
 def without_auto(layers: Sequence[Given]) -> list[Given]:
-    """The layers for a run that goes on: it keeps its own scheme where they leave that open."""
+    """The layers for a resumed run: it keeps its own scheme if they leave that open."""
     return [
         {name: value for name, value in layer.items() if (name, value) != ("parallel", AUTO)}
         for layer in with_devices(layers)
@@ -45,10 +45,10 @@ def _all_devices() -> str:
 def settled_layers(
     layers: Sequence[Given], *, progress: Callable[[str], None] = lambda text: None
 ) -> list[Given]:
-    """The layers with devices and a scheme where they leave these open.
+    """The layers with devices and a scheme if they leave these open.
 
-    Where several hosts train, each plans for itself. They agree, since nothing is measured and no
-    host uses a profile of its own.
+    If several hosts train, each plans for itself. They agree, since nothing is measured and no host
+    uses a profile of its own.
     """
     layers = with_devices(layers)
     named = [layer["parallel"] for layer in layers if layer.get("parallel") is not None]
@@ -68,7 +68,7 @@ def settled_layers(
 
 
 def base_plan(job: Job) -> JobPlan:
-    """The plan of a job on the first of its devices, told of all: whose scheme is still open."""
+    """The plan of a job on the first of its devices, before its scheme is chosen."""
     devices = parse_devices(job.devices)
     threads = job.threads or threads_for(replace(job, parallel=None))
     first = "cpu:0" if devices[0].rpartition(":")[0].endswith("cpu") else devices[0]

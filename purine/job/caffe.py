@@ -1,6 +1,6 @@
 """Jobs from Caffe definitions: prototxt files as options of a job and as graphs.
 
-A definition only fills in the options that are left open, so options that were given count more.
+A definition sets only the options that were not given.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def is_prototxt(path: str | Path) -> bool:
 
 
 def caffe_options(path: Path, *, net: bool = True) -> dict[str, str]:
-    """The options that a definition given as the job stands for; without `net` a solver's alone."""
+    """The options of a definition that is given as the job; without `net` only those of a
+    solver."""
     file = str(expanded(path).resolve())
     if not is_solver(path):
         return {"net": file}

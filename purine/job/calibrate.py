@@ -1,8 +1,8 @@
-"""Measuring the profile of this machine: what kernels, dispatch and waking a thread take.
+"""Measuring the profile of this machine: the times of kernels, of dispatch and of waking a thread.
 
-The times of kernels are those of recorded runs of `probes`, so they are measured as a job runs
-them. How much cores slow each other is the ratio of times that ops take on one core alone and on
-all cores at once. A budget of seconds is shared out; what is left out for lack of time is told.
+The times of kernels are those of recorded runs of `probes`, so they are measured as in a job. The
+slowdown between cores is the ratio of times of ops on one core alone and on all cores at once. The
+parts share a budget of seconds; parts that did not fit are reported.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Bench:
         self._files: dict[str, str] = {}
 
     def measure(self, threads: int, device: str, job_threads: int | None, *, share: float) -> None:
-        """Time the probes on a device, in a share of the time that is left."""
+        """Time the probes on a device, in a share of the remaining time."""
         every = probes(large=threads == GPU)
         until = time.monotonic() + share * (self.ends - time.monotonic())
         times: dict[tuple[object, ...], list[Point]] = defaultdict(list)
@@ -132,7 +132,7 @@ class _Bench:
     def _run(
         self, probe: Probe, devices: str, threads: int | None, seconds: float, *, times: int = 1
     ) -> _Timed:
-        """Train a probe for about so long, of which its last iterations are recorded."""
+        """Train a probe for about this long; its last iterations are recorded."""
         begin = time.monotonic()
         batch = times * int(probe.name.rpartition(" ")[2])
         job: dict[str, object] = {"net": self._file(probe), "data": probe.data, "batch": batch}
@@ -162,7 +162,7 @@ class _Bench:
 
 
 def _points(timed: _Timed, threads: int) -> Iterator[Point]:
-    """What a run says of its kinds."""
+    """The measured times of the kinds in a run."""
     graph = lower(timed.plan.step, Options()).graph
     for name, seconds in settled_times(timed.trace).items():
         op = graph.ops.get(name)
@@ -183,7 +183,7 @@ def _compute(timed: _Timed) -> float:
 
 
 def _rates(points: Sequence[Point], threads: int) -> Rates:
-    """The rates of flops and bytes of a device, and what an op of hardly any work takes."""
+    """The rates of flops and bytes of a device, and the time of an op with hardly any work."""
     own = [point for point in points if point.threads == threads]
     heavy = [p for p in own if p.flops > 50 * p.bytes and p.flops > 1e7]
     moving = [p for p in own if not p.flops and p.bytes > 1 << 20]
@@ -203,7 +203,7 @@ def _rate(pairs: Sequence[tuple[int, float]]) -> float:
 
 
 def _hop() -> float:
-    """Seconds until a thread that sleeps goes on, once another has rung for it."""
+    """Seconds until a sleeping thread continues after another has woken it."""
     there, back = threading.Lock(), threading.Lock()
     there.acquire()
     back.acquire()

@@ -1,8 +1,8 @@
-"""The schemes that a plan chooses from: which divide the devices and the batch, and their variants.
+"""The schemes that a plan chooses from: those that divide the devices and the batch, and variants.
 
-A candidate is a scheme on some of the devices that are there. Its estimate is that of the cost
-model: compute shared out, over what a pipeline leaves idle, and bytes over the links of a host. It
-decides in which order candidates are simulated, and which are not.
+A candidate is a scheme on some of the given devices. Its estimate comes from the cost model:
+compute divided by the busy part of the pipeline, and bytes over the links of a host. It decides
+which candidates are simulated, and in which order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COMPRESSIONS: Mapping[Compression, float] = {"fp16": 0.5, "int8": 0.26}
 
 @dataclass(frozen=True)
 class Candidate:
-    """A scheme on some devices, and how gradients go between hosts."""
+    """A scheme on some devices, and the compression between hosts."""
 
     devices: tuple[str, ...]
     scheme: Scheme
@@ -47,7 +47,7 @@ class Candidate:
 
     @property
     def plain(self) -> bool:
-        """Whether it is a replica on each device and nothing else."""
+        """Whether it is one replica on each device, and nothing else."""
         data = self.scheme.data
         alike = data == len(self.devices) and self.scheme == Scheme(data=data)
         return alike and self.compress is None
@@ -64,7 +64,7 @@ def _hosts_of(devices: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Work:
-    """What a step has to do: seconds of its ops on one device, and bytes of its parameters.
+    """The work of a step: seconds of its ops on one device, and bytes of its parameters.
 
     `rate` are the bytes per second of a link of a host. `activations` are the bytes of all blobs of
     the net, and `layers` its ops.
@@ -78,11 +78,11 @@ class Work:
     layers: int = 1
 
     def compute(self, candidate: Candidate) -> float:
-        """Seconds of compute of each device if none ever waits; no scheme takes less."""
+        """Seconds of compute of each device if none ever waits: a lower bound for any scheme."""
         return self.seconds / candidate.scheme.group
 
     def estimate(self, candidate: Candidate) -> float:
-        """About how long a step takes."""
+        """The estimated time of a step."""
         scheme, hosts = candidate.scheme, len(candidate.hosts)
         compute = self.compute(candidate)
         if scheme.pipeline > 1:
@@ -135,14 +135,14 @@ def candidates(
 
 
 def _counts(most: int, hosts: int) -> list[int]:
-    """How many of the devices are used: all, or where all are on one host, half of them, or one."""
+    """The numbers of devices to use: all, or on one host also half of them, or one."""
     if hosts > 1:
         return [most]
     return sorted({most, *([most // 2] if most > 3 else []), 1}, reverse=True)
 
 
 def _schemes(count: int, layers: int, *, whole: bool) -> Iterator[Scheme]:
-    """Schemes for so many devices; those for a part of the devices are replicas alone."""
+    """Schemes for this number of devices; for a part of the devices only replicas."""
     if count <= _MOST:
         yield Scheme(data=count)
     if not whole:
@@ -183,7 +183,7 @@ def _pipelines(scheme: Scheme, layers: int) -> Iterator[Scheme]:
 def _variants(
     one: Candidate, hosts: int, allow: Collection[str], shared: bool
 ) -> Iterator[Candidate]:
-    """A candidate with the ways in which gradients go between its hosts."""
+    """A candidate with the different topologies and compressions between its hosts."""
     yield one
     if one.scheme.data == 1:
         return
@@ -202,7 +202,7 @@ def _variants(
 
 
 def spans(devices: Sequence[str]) -> str:
-    """Devices as people write them, with spans for those that follow each other.
+    """Devices in the usual notation, with ranges for consecutive ones.
 
     >>> spans(["cpu:0", "cpu:1", "cpu:2"]), spans(["host0:cpu:0", "host1:cpu:0"])
     ('cpu:0-2', 'host0-1:cpu:0')
@@ -227,7 +227,7 @@ def spans(devices: Sequence[str]) -> str:
 
 
 def _joined(devices: Sequence[tuple[str, int]]) -> list[str]:
-    """Devices with numbers that follow each other as one span."""
+    """Devices with consecutive numbers as one range."""
     texts: list[str] = []
     start = 0
     for k in range(1, len(devices) + 1):

@@ -16,7 +16,7 @@ __all__ = ["Comparison", "KindTimes", "Parting", "compare"]
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The first iteration that both runs wrote a loss of, and whose losses differ."""
+    """The first iteration whose losses differ, among those that both runs logged."""
 
     iteration: int
     losses: tuple[float, float]
@@ -24,7 +24,7 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class KindTimes:
-    """Nanoseconds that ops of a kind took in an iteration of each run."""
+    """Nanoseconds of the ops of a kind in an iteration of each run."""
 
     kind: str
     times: tuple[float, float]
@@ -34,8 +34,8 @@ class KindTimes:
 class Comparison:
     """Two runs side by side.
 
-    `common` counts the iterations of which both wrote a loss; `parting` is None if these are equal
-    in every bit. `kinds` and `steps` (nanoseconds an iteration) need the traces of both.
+    `common` counts the iterations of which both logged a loss; `parting` is None if these are equal
+    in every bit. `kinds` and `steps` (nanoseconds per iteration) need the traces of both.
     """
 
     first: History
@@ -89,7 +89,7 @@ def _seconds(history: History) -> float | None:
 
 
 def _kinds(*pair: History) -> tuple[Sequence[KindTimes], tuple[float, float] | None]:
-    """The times by kind, those that differ most first; none unless both runs have a trace."""
+    """The times by kind, the largest differences first; empty unless both runs have a trace."""
     files = [RunFolder(history.path).trace_file for history in pair]
     if not all(file.is_file() for file in files):
         return (), None

@@ -1,7 +1,7 @@
-"""A job: the options of the table with values that were checked.
+"""A job: the options of the table with checked values.
 
-A `Job` that exists has options of the right type and range that go together. Whether the net, the
-data and the solver they name exist is found out when the job is planned.
+A `Job` that exists has options of the right type and range that fit together. Whether its net, data
+and solver exist is checked when the job is planned.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")  # what bytes that are no UTF-8 beco
 
 @dataclass(frozen=True, kw_only=True)
 class Job(JobOptions):
-    """The options of a training job; None stands for what depends on the net or the solver.
+    """The options of a training job; None leaves an option to the net or the solver.
 
     >>> Job(net="mlp", epochs=2).solver
     'sgd'
@@ -56,9 +56,9 @@ class Job(JobOptions):
 
 
 def merge(*layers: Given) -> Job:
-    """The job of several layers of options, of which later ones count more.
+    """The job of several layers of options; later layers override earlier ones.
 
-    An option that is given also overrides the one that it replaces: `iters` overrides `epochs`.
+    A given option also overrides the one that it replaces: `iters` overrides `epochs`.
     """
     pairs = [(option.instead_of, name) for name, option in OPTIONS.items() if option.instead_of]
     merged: dict[str, Any] = {}
@@ -72,13 +72,13 @@ def merge(*layers: Given) -> Job:
 
 
 def given_options(job: Job) -> Given:
-    """The options of a job that are not left open."""
+    """The options of a job that are not None."""
     values = {name: getattr(job, name) for name in OPTIONS}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def fill(job: Job, values: Given) -> Job:
-    """The job with these values for options that it leaves open."""
+    """The job with these values for options that are None."""
     return replace(job, **{k: v for k, v in values.items() if getattr(job, k) is None})
 
 
@@ -134,7 +134,7 @@ def _check_text(option: Option, text: str, where: str | None) -> None:
 
 
 def _check_devices(text: str) -> None:
-    """Refuse what names no devices; whether there are so many is seen when the job is planned."""
+    """Refuse a text that names no devices; their number is checked when the job is planned."""
     devices = parse_devices(text)
     if len(devices) == 1 and devices[0].startswith("cpu") and devices != ("cpu:0",):
         expected = "cpu:0, which stands for all cores of this machine where it is alone"

@@ -1,8 +1,8 @@
-"""The server of a job whose workers are on other hosts, and come and go.
+"""The server of a job whose workers are on other hosts, and join and leave.
 
-A `Crew` is to `Training` what a `Run` is elsewhere. Its iterations are those that workers report,
-each once, in the order in which the reports come; nobody waits for the server to read them. When
-the last one is reported, all workers bring what is left and go, and only then the net is measured.
+A `Crew` takes the place of a `Run` in `Training`. Its iterations are those that workers report,
+each once, in the order of the reports; workers do not wait for the server to read them. After the
+last report, all workers send their remaining updates and leave; only then the net is measured.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = logging.getLogger("purine")
 
 
 def as_item(result: Result) -> list[object]:
-    """The result of a worker's iteration for a report: its single numbers."""
+    """The result of a worker's iteration for a report: its scalar outputs."""
     numbers = {name: value.item() for name, value in result.outputs.items() if value.numel() == 1}
     return [result.own, result.staleness, result.missed, numbers]
 
@@ -57,7 +57,7 @@ def _result(worker: int, item: list[Any]) -> Result:
 
 @dataclass
 class _Account:
-    """A worker that has come: how many reports it made, and how many iterations were in them."""
+    """A worker that has joined: the number of its reports, and of the iterations in them."""
 
     life: Life
     reports: int = 0
@@ -105,7 +105,7 @@ class Crew:
             yield self._next()
 
     def evaluate(self, graph: Graph) -> dict[str, float]:
-        """The means of a graph's outputs over the test set, by the parameters as they are now."""
+        """The means of a graph's outputs over the test set, with the parameters as they are now."""
         return self._run.evaluate(graph)
 
     def set_states(self, values: Mapping[str, Tensor]) -> None:
@@ -113,11 +113,11 @@ class Crew:
         self._run.set_states(values)
 
     def save(self, folder: Path, *, extra: Mapping[str, object], keep: int) -> Path:
-        """Write a checkpoint, while workers go on."""
+        """Write a checkpoint, while workers continue."""
         return self._run.save(folder, extra=extra, keep=keep, iteration=self.iteration)
 
     def load(self, folder: Path) -> int:
-        """Go on from a checkpoint; returns its iteration."""
+        """Continue from a checkpoint; returns its iteration."""
         self.iteration = self._run.load(folder)
         return self.iteration
 
@@ -143,11 +143,11 @@ class Crew:
         return merged([own, *self._traces.values()])
 
     def activity(self) -> Activity:
-        """What the server does at this moment."""
+        """The current activity of the server."""
         return replace(self._run.activity(), completed=self.iteration)
 
     def close(self) -> None:
-        """Send everybody away, and end the threads of the run."""
+        """Tell all workers to leave, and end the threads of the run."""
         self._end()
         self._run.close()
 
@@ -193,14 +193,14 @@ class Crew:
         sleep(_LOOK)
 
     def _allowed(self) -> int:
-        """How many more iterations may begin here."""
+        """The number of iterations that may still begin here."""
         if self._taken < self._run.credit:
             count = self._run.credit
             self._taken += self._world.ledger.take(self._world.number, count)
         return self._taken
 
     def _look(self, greeter: Greeter) -> None:
-        """Read what workers have reported, and see who has come and gone."""
+        """Read the reports of workers, and note which have joined and left."""
         self._looked = monotonic()
         self._serve(0.0)
         changed = len(greeter.lives) > self._known
@@ -246,18 +246,18 @@ class Crew:
         if account.leaves:
             _log.info("worker %d has left", number)
         else:
-            _log.warning("worker %d is lost; the job goes on with %d", number, left)
+            _log.warning("worker %d is lost; the job continues with %d", number, left)
 
     def _give_up(self) -> None:
         raise RunError(
-            f"no worker has been there for {_ALONE:.0f} s",
+            f"no worker has been present for {_ALONE:.0f} s",
             expected="at least one worker on another host",
             found="none",
             remedy="start the job again with --resume: the last checkpoint is intact",
         )
 
     def _end(self) -> None:
-        """Send all workers away, and wait until they have brought what is left."""
+        """Tell all workers to leave, and wait for their remaining updates."""
         if self._over or not self._begun:
             return
         self._over = True
@@ -266,4 +266,4 @@ class Crew:
         self._run.serve(lambda run: not greeter.taken or monotonic() > ends)
         if greeter.present:
             late = ", ".join(map(str, greeter.present))
-            _log.warning("worker %s does not end; what it has not brought is lost", late)
+            _log.warning("worker %s does not end; the updates that it has not sent are lost", late)

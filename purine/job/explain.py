@@ -1,8 +1,8 @@
-"""A run beside its prediction: how long each op was said to take, and took.
+"""A run beside its prediction: the predicted and the measured time of each op.
 
-The same op runs once for each device and each part of a batch. Those that were made for one op of
-the net, in one role, count together: a *part* of the step. The times of an arrival from another
-host are those of the transfer.
+The same op runs once for each device and each part of a batch. Those that come from one op of the
+net, in one role, are added up: a *part* of the step. The times of an arrival from another host are
+those of the transfer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Explained", "Part", "explain"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Ops that belong together: how many events a step has of them, and their nanoseconds."""
+    """Ops that are added up: the number of their events in a step, and their nanoseconds."""
 
     name: str
     count: int
@@ -37,7 +37,7 @@ class Part:
 
     @property
     def apart(self) -> float:
-        """By how many nanoseconds of a step reality differed; above zero where it took longer."""
+        """Measured minus predicted nanoseconds of a step."""
         return self.recorded - self.predicted
 
 
@@ -59,7 +59,7 @@ class Explained:
 
     @property
     def error(self) -> float:
-        """Of the time of a step: 0.1 where it was predicted a tenth too long."""
+        """The relative error of the step time: 0.1 if the prediction was a tenth too long."""
         return self.predicted / self.recorded - 1
 
     def text(self, top: int = 10) -> str:
@@ -86,7 +86,7 @@ class Explained:
 def explain(
     plan: JobPlan, recorded: Trace, *, source: Source | None = None, profile: Profile | None = None
 ) -> Explained:
-    """Predict the job of a trace, from a `source` or the profile, and lay both side by side."""
+    """Predict the job of a trace, from a `source` or the profile, and compare both."""
     count = len(recorded.iterations)
     if count < 2:
         expected = "a trace of two iterations or more: the first one warms up"
@@ -115,7 +115,7 @@ def explain(
 
 
 def _times(trace: Trace) -> dict[str, float]:
-    """Nanoseconds of each op after warm-up; of what goes between hosts the median."""
+    """Nanoseconds of each op after warm-up; for transfers between hosts the median."""
     first = trace.iterations[trace.warm_up]
     spent: dict[str, list[int]] = defaultdict(list)
     for event in trace.events:
@@ -126,7 +126,7 @@ def _times(trace: Trace) -> dict[str, float]:
 
 
 def _part(name: str, op: Op | None, kind: str) -> str:
-    """What an op was made for: an op of the net, and its role."""
+    """The key by which an op is added up: an op of the net, and its role."""
     if op is None:
         return f"{name} ({kind})"
     origin = origin_of(op)

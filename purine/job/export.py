@@ -1,4 +1,5 @@
-"""The net of a run in the formats of other tools. A file is made whole before it is written."""
+"""The net of a run in the formats of other tools. A file is built completely before it is
+written."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Export:
-    """Files with their content, and what is to note of them."""
+    """Files with their content, and notes for the user."""
 
     files: Mapping[Path, bytes]
     iteration: int
@@ -75,7 +76,7 @@ def export(
 
 
 def _prepared(job: Job, trained: TrainedNet) -> str:
-    """How samples have to be prepared for the net, which does not do it itself."""
+    """A note about how samples must be prepared for the net, which does not do it itself."""
     graph = trained.graph
     forms = ", ".join(str(graph.blobs[name]) for name in graph.inputs)
     parts = [f"mean {job.mean}" if job.mean is not None else "the mean image of the run"]

@@ -1,4 +1,4 @@
-"""What each worker of a job did since the metrics were last written."""
+"""The figures of each worker of a job since the metrics were last written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Counts:
 
 
 class WorkerFigures:
-    """Speed and staleness of each of `workers` workers, which train `samples` in an iteration.
+    """Speed and staleness of each of `workers` workers; an iteration trains `samples`.
 
     >>> figures = WorkerFigures(2, 8)
     >>> figures.add(Result(0, {}, worker=1, staleness=3, missed=1))
@@ -58,7 +58,7 @@ class WorkerFigures:
         return total / max(count, 1), max(counts.largest for counts in self._counts)
 
     def rows(self, seconds: float) -> list[dict[str, object]]:
-        """The figures of each worker; those of the next iterations begin anew."""
+        """The figures of each worker; starts counting anew."""
         rows: list[dict[str, object]] = [
             {
                 "worker": worker,

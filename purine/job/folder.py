@@ -1,7 +1,7 @@
-"""The folder of a run: which files are where, and how they are written.
+"""The folder of a run: its files, and how they are written.
 
-The main invariant: every file is whole at any moment, and the metrics are whole but for the last
-line, which is cut off when the run is resumed. A new run writes `config.yaml` last, so a folder
+Invariant: every file is complete at any moment, and the metrics are complete except for the last
+line, which is removed when the run is resumed. A new run writes `config.yaml` last, so a folder
 that has it can be resumed.
 """
 
@@ -184,7 +184,7 @@ class RunFolder:
         missing = missing_keys(options)
         if missing:
             raise ConfigError(
-                "the job of this run is not whole",
+                "the job of this run is not complete",
                 where=self.config_file,
                 expected="every option that the run was started with, as `purine train` wrote it",
                 found=f"no {', '.join(missing)}",
@@ -218,11 +218,11 @@ class RunFolder:
         _write_text(self.summary_file, json.dumps(_plain(summary), indent=2) + "\n")
 
     def write_meeting(self, meeting: Meeting) -> None:
-        """Write where workers may join."""
+        """Write the address at which workers may join."""
         _write_text(self.meeting_file, json.dumps(meeting._asdict()) + "\n")
 
     def read_meeting(self) -> Meeting:
-        """Where workers may join the job that runs in this folder."""
+        """The address at which workers may join the job in this folder."""
         what, remedy = "no job runs in this folder that workers can join", "see purine status"
         expected = "a running job of workers on several hosts"
         if not (self.is_running() and self.meeting_file.is_file()):
@@ -263,9 +263,9 @@ class RunFolder:
                 assert type(row["iteration"]) is int
                 assert "test_loss" not in row or row.keys() >= {"epoch", "test_accuracy"}
             except (ValueError, KeyError, TypeError, AssertionError):
-                expected = 'a JSON object with "iteration", and that of a test whole'
+                expected = 'a JSON object with "iteration"; that of a test complete'
                 where, found = f"{self.metrics_file}:{number}", repr(line[:80])
-                remedy = "mend or remove this line"
+                remedy = "correct or remove this line"
                 raise ConfigError(what, expected, found, remedy, where=where) from None
             rows.append(row)
         return rows
@@ -292,7 +292,7 @@ class RunFolder:
         return latest(self.path)
 
     def kept_text(self) -> str:
-        """The end of a message about a run that failed: which checkpoint is left."""
+        """The end of a message about a run that failed: the checkpoint that remains."""
         newest = self.newest_checkpoint()
         return "" if newest is None else f"; the checkpoint {newest} is intact"
 
@@ -327,7 +327,7 @@ class RunFolder:
 
 
 class FollowerFolder(RunFolder):
-    """The folder of a run as the other hosts have it: the first host writes, they only read."""
+    """The folder of a run on the other hosts: the first host writes, they only read."""
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """The first host writes it."""

@@ -1,4 +1,4 @@
-"""What a job will do before it starts: its step, simulated on the devices that it names.
+"""Predictions for a job: its step, simulated on the devices that it names.
 
 Times of ops come from a trace of the same job, from one of the same net on other devices, or from
 the profile of the machine, in this order.
@@ -39,9 +39,9 @@ _LINK = Link("10gbit", 1.25e9, 50e-6)
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A machine that is not there: links between hosts, and devices that are slow.
+    """A hypothetical machine: other links between hosts, and slow devices.
 
-    `slow` gives speeds by (host or "", device). `transport` is the one that hosts would use.
+    `slow` gives speeds by (host or "", device). `transport` is the one between hosts.
     """
 
     link: Link | None = None
@@ -51,7 +51,7 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Source:
-    """A recorded trace, and the plan of the job that it is of, if its folder has one.
+    """A recorded trace, and the plan of its job, if its folder has one.
 
     `others` are traces of the same net, with other batches or devices.
     """
@@ -64,9 +64,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Foresight:
-    """A prediction of a job: the figures of its step, what limits it, and how long it takes.
+    """A prediction of a job: the figures of its step, what limits it, and how long the job takes.
 
-    `basis` says where the times come from. `notes` are what was assumed.
+    `basis` is the source of the times. `notes` are the assumptions.
     """
 
     prediction: Prediction
@@ -144,7 +144,7 @@ def foresight(plan: JobPlan, **told: Unpack[Told]) -> Foresight:
 
 
 class _Setting:
-    """A job, where the times of its ops come from, and the machine that it is to run on."""
+    """A job, the source of the times of its ops, and the machine that it is to run on."""
 
     def __init__(self, plan: JobPlan, told: Told) -> None:
         self.plan, self.told = plan, told
@@ -156,7 +156,7 @@ class _Setting:
         self.replayed = other is not None and (
             (other.step, other.job.threads) == (plan.step, plan.job.threads)
         )
-        """Whether the trace is of this very job: its devices, its scheme and its batch."""
+        """Whether the trace is of the same job: its devices, its scheme and its batch."""
         names: Sequence[str | None] = self.hosts if len(self.hosts) > 1 else (None,)
         grouped = source is not None and any(e.kind == SEGMENT for e in source.trace.events)
         self.lowered: dict[str | None, Lowered] = {}
@@ -173,7 +173,7 @@ class _Setting:
     def _times(self) -> tuple[Times, str]:
         source = self.source
         if source is None:
-            basis = "guesses, since no profile was measured: purine calibrate"
+            basis = "guesses, since no profile was measured (run purine calibrate)"
             if self.profile.kernels.points:
                 basis = f"the profile {self.profile.name!r}"
             return ProfileTimes(self.profile), f"times are {basis}"
@@ -185,7 +185,9 @@ class _Setting:
         known = _known(source.plan, source.trace)
         for other in source.others:
             known += [] if other.plan is None else _known(other.plan, other.trace)
-        return TraceTimes(known, profile=self.profile), "times are those of the same net elsewhere"
+        return TraceTimes(
+            known, profile=self.profile
+        ), "times are those of the same net on other devices"
 
     def _machine(self) -> Machine:
         """The machine of the job, as it is."""
@@ -242,10 +244,12 @@ class _Setting:
         return peaks
 
     def notes(self) -> tuple[str, ...]:
-        """What was assumed."""
+        """The assumptions."""
         notes = []
         if len(self.hosts) > 1 and self.what_if.link is None:
-            notes.append("hosts are taken to be joined by 10 Gbit/s; --what-if link=1gbit says")
+            notes.append(
+                "hosts are assumed to be joined by 10 Gbit/s; change it with --what-if link="
+            )
         if len(self.hosts) > 1:
             notes.append(f"values go between hosts over {self.what_if.transport}")
         return tuple(notes)
@@ -268,8 +272,8 @@ def _known(plan: JobPlan, trace: Trace) -> list[Known]:
 
 
 def _cores(plan: JobPlan) -> dict[tuple[str, str], tuple[int, ...]]:
-    """The cores of each device, as `machine.cores` gives them out; those of a machine that is not
-    there are as many as its devices need."""
+    """The cores of each device, as `machine.cores` assigns them; a machine that does not exist has
+    as many as its devices need."""
     job, cores = plan.job, {}
     devices: dict[str, list[str]] = {}
     for op in plan.step.ops.values():
@@ -306,10 +310,10 @@ def _wire(name: str, profile: Profile) -> Wire:
 
 
 def refuse_workers(plan: JobPlan) -> None:
-    """Refuse a job of workers, which the simulator does not know."""
+    """Refuse a job of asynchronous workers, which the simulator does not model."""
     scheme = scheme_of(plan.job)
     if scheme is not None and scheme.asynchronous is not None:
-        what = "a job of workers that do not wait for each other is not predicted"
+        what = "asynchronous workers are not predicted"
         remedy = "predict the synchronous scheme"
         found = str(scheme.asynchronous)
         raise ConfigError(what, "replicas, pipelines, cut layers", found, remedy)

@@ -1,7 +1,7 @@
-"""What a run has left behind, for those who look at it afterwards: options, metrics, results.
+"""What a run has written: options, metrics, results.
 
-Nothing is computed and no net is read, so many runs can be looked at in a moment. A run that still
-trains has what it has written so far.
+Nothing is computed and no net is read, so many runs are read in a moment. For a run that is still
+training it is what it has written so far.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DEEPEST = 8  # folders below the one that is searched
 
 @dataclass(frozen=True)
 class History:
-    """A run as its folder tells it; `trained` and `tested` are the rows of the metrics.
+    """A run as its folder shows it; `trained` and `tested` are the rows of the metrics.
 
     `ended` is whether it trained to its end, `running` whether a process trains in its folder.
     """
@@ -43,7 +43,7 @@ class History:
 
     @property
     def state(self) -> str:
-        """One word for how far the run is: `finished`, `running` or `stopped`."""
+        """The state of the run in one word: `finished`, `running` or `stopped`."""
         return "running" if self.running else "finished" if self.ended else "stopped"
 
     @property
@@ -67,7 +67,7 @@ class History:
 
     @property
     def changed(self) -> datetime:
-        """When the run last wrote a metric; when it began where there is none."""
+        """The time when the run last wrote a metric; when it began if there is none."""
         folder = RunFolder(self.path)
         files = (folder.metrics_file, folder.config_file)
         newest = next(file for file in files if file.exists())
@@ -92,7 +92,7 @@ class History:
 
 
 def _at(clock: Sequence[tuple[float, float]], iteration: float) -> float:
-    """The seconds at an iteration, between those that are known."""
+    """The seconds at an iteration, interpolated."""
     before = (0.0, 0.0)
     for after in clock:
         if after[0] >= iteration:
@@ -119,7 +119,7 @@ def read_history(path: Path | str) -> History:
 
 
 def _numbers(row: Mapping[str, object]) -> dict[str, float]:
-    """The numbers of a row: what is not finite was written as null."""
+    """The numbers of a row; infinite and NaN values were written as null."""
     pairs = ((key, value) for key, value in row.items() if not isinstance(value, bool))
     return {key: value for key, value in pairs if isinstance(value, int | float)}
 
@@ -143,7 +143,7 @@ def _summary(folder: RunFolder) -> Mapping[str, object]:
 def find_runs(root: Path | str) -> list[Path]:
     """The folders of the runs in a folder and below it, in order of their names.
 
-    Hidden folders, links to folders, and the insides of runs are not looked into.
+    Hidden folders, links to folders, and the insides of runs are skipped.
     """
     folder = Path(root).expanduser()
     if not folder.is_dir():
@@ -175,7 +175,7 @@ def _runs(folder: Path, depth: int) -> Iterator[Path]:
 def differing(histories: Sequence[History]) -> list[str]:
     """The options in which runs differ, in the order of the table of options.
 
-    Where files lie does not count where all that differs is the folder of the run itself.
+    Paths of files are not compared if only the folder of the run itself differs.
     """
 
     def value(history: History, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Jobs on several hosts: which process is which host, and whose folder is written."""
+"""Jobs on several hosts: which process is which host, and which one writes the folder."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def join_hosts(job: Job) -> ProcessWorld | None:
 
 
 def opened(world: ProcessWorld, plan: JobPlan, folder: RunFolder) -> OpenWorld | None:
-    """The world of workers on the hosts that have met in `world`; from now on they come and go.
+    """The world of workers on the hosts that have met in `world`; from now on they join and leave.
 
-    The first host is the server. It writes into the folder of the run where it can be reached. None
-    if the others have trained everything meanwhile.
+    The first host is the server. It writes its address into the folder of the run. None if the
+    others have trained everything meanwhile.
     """
     transport = os.environ.get(TRANSPORT, "tcp")
     servers = [OpenWorld.serving(os.environ["MASTER_ADDR"])] if world.first else []
@@ -90,7 +90,7 @@ def opened(world: ProcessWorld, plan: JobPlan, folder: RunFolder) -> OpenWorld |
 
 
 def _tell_launcher() -> None:
-    """Tell `purine launch` that hosts may come and go from now on."""
+    """Tell `purine launch` that hosts may join and leave from now on."""
     pipe = os.environ.get("PURINE_LAUNCHER")
     if pipe is not None:
         with suppress(OSError, ValueError):
@@ -122,7 +122,7 @@ def dismiss(folder: RunFolder, worker: int) -> None:
 
 
 def folder_on(world: World | None, plan: JobPlan, folder: RunFolder | None) -> RunFolder:
-    """The folder of a run, which the first host makes and the others follow.
+    """The folder of a run, which the first host creates and the others follow.
 
     Nothing is written unless all hosts have the same job, code and data.
     """
@@ -154,9 +154,9 @@ def folder_on(world: World | None, plan: JobPlan, folder: RunFolder | None) -> R
 
 
 def _facts(plan: JobPlan) -> dict[str, str]:
-    """What is the same on all hosts of a job, besides what their runs compare.
+    """The facts that must be the same on all hosts of a job, besides those that their runs compare.
 
-    Paths may differ; what was read from them may not. Graphs for tests are on devices of their
+    Paths may differ; the values read from them may not. Graphs for tests are on devices of their
     hosts; they follow from the nets, the options and the data.
     """
     options = {

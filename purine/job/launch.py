@@ -1,9 +1,9 @@
 """Starting and resuming runs: from options to a plan, and from a plan to the folder of its run.
 
 A resumed run has the job that it recorded. Options given now may not contradict it. The table of
-options says which may change (`Resume`): the end of the run (later only), what to save, test, log
-and trace, and how far to read ahead. Devices and the scheme of parallelism may change too: a
-checkpoint has every state whole, and the numbers stay the same but for rounding.
+options says which may change (`Resume`): the end of the run (later only), saves, tests, logs,
+traces, and prefetching. Devices and the scheme of parallelism may change too: a checkpoint has
+every state whole, and the numbers stay the same except for rounding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ __all__ = ["job_layers", "open_folder", "plan_run", "resume", "started_again"]
 
 
 def job_layers(file: Path | None, given: Given) -> list[Given]:
-    """The options of a job file (YAML, or a Caffe solver), then those given, which count more."""
+    """The options of a job file (YAML, or a Caffe solver), then the given ones, which override
+    it."""
     if file is None:
         return [given]
     if is_prototxt(file):
@@ -44,10 +45,10 @@ def job_layers(file: Path | None, given: Given) -> list[Given]:
 
 
 def started_again(layers: Sequence[Given]) -> bool:
-    """Whether `torchrun` has started the job again, so that the run in its folder goes on.
+    """Whether `torchrun` has started the job again, so that the run in its folder continues.
 
     After a failure it gives the same command to all hosts, without `--resume`. A run that had not
-    made its folder yet begins anew.
+    created its folder yet begins anew.
     """
     outs = [layer["out"] for layer in layers if layer.get("out") is not None]
     again = int(os.environ.get(RESTARTS) or 0) > 0
@@ -66,7 +67,7 @@ def plan_run(layers: Sequence[Given], *, resumed: bool) -> tuple[JobPlan, RunFol
 
 
 def open_folder(plan: JobPlan, folder: RunFolder | None) -> RunFolder:
-    """The folder that a plan is carried out in: a new one, or that of a resumed run."""
+    """The folder of a plan: a new one, or that of a resumed run."""
     if folder is None:
         return RunFolder.create(plan.job, plan.net, test_net=plan.test_net, values=plan.values)
     if plan.job != folder.read_config():
@@ -123,7 +124,7 @@ def _changed(plan: JobPlan, changes: Given, folder: RunFolder) -> JobPlan:
 
 
 def _on_given_devices(job: Job, given: Given) -> Job:
-    """The job on the devices and by the scheme given now; then its threads are decided anew.
+    """The job with the devices and the scheme given now; then its threads are decided anew.
 
     A scheme of replicas alone adapts to the number of devices.
     """
@@ -149,7 +150,7 @@ def _on_given_devices(job: Job, given: Given) -> Job:
 
 
 def _same(plan: JobPlan, name: str, value: str) -> bool:
-    """Whether an option stands for the same as in the run, perhaps written in another way."""
+    """Whether an option means the same as in the run, even if it is written differently."""
     if name == "data":
         open_data(value)  # refuses what is not there
         return absolute(value) == plan.job.data

@@ -1,4 +1,4 @@
-"""The prediction of a job on more devices than are simulated one by one."""
+"""The prediction of a job on too many devices to simulate one by one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def foresight_of_many(
 ) -> tuple[JobPlan, Foresight]:
     """The plan of a job without its step, and the prediction of that step.
 
-    A few replicas stand for all, if the scheme has so many that do the same.
+    A few replicas represent all, if the scheme has enough equal ones.
     """
     scheme = scheme_of(job) or Scheme()
     base = base_plan(job)
@@ -43,7 +43,7 @@ def foresight_of_many(
         profile=profile,
         shape=lambda machine: fold.machine(machine, hosts),
     )
-    note = f"{fold.kept} of {fold.data} replicas were simulated and stand for all"
+    note = f"{fold.kept} of {fold.data} replicas were simulated and represent all"
     return base, replace(
         foretold,
         samples_per_second=base.samples_per_iteration / foretold.prediction.seconds,

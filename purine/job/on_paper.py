@@ -1,9 +1,9 @@
-"""Thousands of devices on paper: hosts that do the same are simulated once.
+"""Predictions for thousands of devices: equal hosts are simulated once.
 
-A scheme is expanded from one template: all its replicas do the same, each beside the others. So a
-few replicas stand for all. Each of their hosts computes what it would compute among all, and sends
-as many bytes: what goes between replicas is weighted, since a host that reduces with n others sends
-1 - 1/n of its gradients and parameters. Routes that are longer among all have their latency.
+A scheme is expanded from one template, so all its replicas behave alike, and a few replicas can
+represent all. Each of their hosts computes what it would compute among all, and sends as many
+bytes: traffic between replicas is weighted, since a host that reduces with n others sends 1 - 1/n
+of its gradients and parameters. Routes that are longer among all get their latency.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BRANCHES = {"sharded": 16, "server": 16, "tree": 2, "ring": 1}
 
 @dataclass(frozen=True)
 class Fold:
-    """What stands for all replicas: `kept` of `data`, on hosts in `groups` of `of` sets.
+    """The replicas that represent all: `kept` of `data`, on hosts in `groups` of `of` sets.
 
     A set is a host with some replicas, or the hosts of one replica. `hosts` are those of a set.
     Parameters are reduced in `units` of `unit` bytes, each owned by a set.
@@ -65,7 +65,7 @@ class Fold:
         return busiest / (-(-self.units // self.groups) * (self.groups - 1))
 
     def delay(self, rate: float, hop: float) -> float:
-        """Seconds that a unit takes longer on its way, at a link's rate and a hop's latency.
+        """Additional seconds for a unit among all, at a link's rate and a hop's latency.
 
         At each level of a tree a node gathers, or sends, as many units as it has children.
         """
@@ -77,7 +77,7 @@ class Fold:
         return max(0.0, gathered + (len(whole) - len(kept)) * hop)
 
     def machine(self, machine: Machine, names: list[str]) -> Machine:
-        """The machine on which the sets that are kept have the traffic and the ways of all."""
+        """The machine on which the kept sets have the traffic and the routes of all."""
         set_of = {name: number // self.hosts for number, name in enumerate(names)}
         network, weights = machine.network, dict(machine.weights)
         wire = machine.wire
@@ -94,7 +94,7 @@ class Fold:
 
 
 def fold_of(candidate: Candidate, sizes: Collection[int] = ()) -> Fold | None:
-    """Which of the replicas of a candidate stand for all; None where all are simulated.
+    """The replicas of a candidate that represent all; None if all are simulated.
 
     `sizes` are the bytes of the parameters.
     """
@@ -128,12 +128,12 @@ def fold_of(candidate: Candidate, sizes: Collection[int] = ()) -> Fold | None:
 
 
 def fold_for(plan: JobPlan, candidate: Candidate) -> Fold | None:
-    """Which replicas stand for all of those that train the net of a plan."""
+    """The replicas that represent all replicas of a plan."""
     return fold_of(candidate, [size_in_bytes(plan.net.blobs[name]) for name in plan.net.states])
 
 
 def smaller(plan: JobPlan, candidate: Candidate, fold: Fold) -> tuple[JobPlan, Candidate]:
-    """The plan and the candidate with the replicas that stand for all, and their batch."""
+    """The plan and the candidate with the replicas that represent all, and their batch."""
     assert plan.job.batch is not None
     batch = plan.job.batch // fold.data * fold.kept
     count = fold.kept * candidate.scheme.pipeline * candidate.scheme.model
@@ -151,7 +151,7 @@ def foresee_folded(
     build: Callable[[JobPlan, Candidate], JobPlan],
     foresee: Callable[..., Prediction],
 ) -> Prediction:
-    """The prediction of a candidate, simulated by the replicas that stand for all."""
+    """The prediction of a candidate, simulated by the replicas that represent all."""
     fold = fold_for(plan, candidate)
     if fold is None:
         refuse_many(candidate)
@@ -166,7 +166,7 @@ def refuse_many(candidate: Candidate) -> None:
     count = len(candidate.devices)
     if count > _MOST:
         raise ConfigError(
-            f"no replicas stand for all {count} devices",
+            f"no replicas can represent all {count} devices",
             expected="equal replicas that fill hosts, or fill them together",
             found=str(candidate),
             remedy="let pipeline times model divide the devices of a host, or be a multiple",
@@ -174,7 +174,7 @@ def refuse_many(candidate: Candidate) -> None:
 
 
 def _levels(sets: int, topology: str) -> list[float]:
-    """By level of a tree over so many sets the most children of a node."""
+    """By level of a tree over this many sets the largest number of children of a node."""
     branches = _BRANCHES.get(topology, 16)
     levels: list[float] = []
     left, width = sets - 1, 1

@@ -30,7 +30,7 @@ DATA_SET = "fashion-mini"
 
 
 class Resume(Enum):
-    """What a resumed run does with an option that is given."""
+    """How a resumed run treats a given option."""
 
     SAME = auto()  # it must be what the run was started with
     CHANGE = auto()  # it may differ; the run may not end sooner or change its learning rate
@@ -102,7 +102,7 @@ class Option:
         return dataclasses.field(default=default, metadata={"option": self})
 
     def from_command_line(self, value: object) -> object:
-        """The value of the option that arguments of the command line stand for."""
+        """The value of the option for the arguments of the command line."""
         if isinstance(value, list | tuple):
             return ",".join(value)
         return self.parse(value) if self.parse is not None and isinstance(value, str) else value
@@ -141,15 +141,15 @@ class JobOptions:
         settled=True,
     ).field(None)
     weights: str | None = Option(
-        "Values to start from, of which later ones win: Caffe weights (.caffemodel) for a "
-        "Caffe net, or a .safetensors file by names of states. May be given several times.",
+        "First values of states: Caffe weights (.caffemodel) for a Caffe net, or a .safetensors "
+        "file with the names of states. May be given several times; later files win.",
         shown="the net's fillers",
         metavar="FILE",
         repeated=True,
         resume=IGNORE,
     ).field(None)
     batch: int | None = Option(
-        "Samples in a batch, of all devices.",
+        "Samples in a batch, over all devices.",
         shown=f"{BATCH}, or what the net's file says",
         least=1,
         settled=True,
@@ -161,7 +161,7 @@ class JobOptions:
     ).field(None)
     solver: str = Option(
         f"{', '.join(SOLVERS[:-1])} or {SOLVERS[-1]}, or a Caffe solver (.prototxt), "
-        "whose settings count where no option is given.",
+        "whose settings apply unless an option is given.",
         names=SOLVERS,
     ).field("sgd")
     lr: float | None = Option(
@@ -190,68 +190,66 @@ class JobOptions:
         resume=CHANGE,
     ).field(None)
     clip: float | None = Option(
-        "Scale gradients down to this norm where it is larger.", above=0, identifies=True
+        "Scale gradients down to this norm if theirs is larger.", above=0, identifies=True
     ).field(None)
     accumulate: int | None = Option(
         "Batches whose gradients are averaged for one update.", fallback=1, least=1, identifies=True
     ).field(None)
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Option(
-        "fp32, or bf16 or fp16 for convolutions, products and what follows them; weights "
-        "and losses stay in fp32, and fp16 scales the loss. On GPUs also tf32: fp32 with "
-        "convolutions and products of fewer bits.",
+        "fp32, or bf16 or fp16 for convolutions, matrix products and the ops after them; weights "
+        "and losses stay in fp32, and fp16 scales the loss. On GPUs also tf32: fp32, but "
+        "convolutions and matrix products use fewer bits.",
         identifies=True,
     ).field("fp32")
     seed: int | None = Option(
-        "Decides first weights, order of samples and dropout.", fallback=0, least=0, identifies=True
+        "Seed of first weights, sample order and dropout.", fallback=0, least=0, identifies=True
     ).field(None)
     devices: str = Option(
-        "Where to train: cpu:0 is all cores of the machine; cpu:0-3 are four devices with "
-        "a quarter of them each; cuda:0 is the first GPU; cuda:0-3 are four GPUs; all are the "
-        "GPUs of the machine, or its cores.",
+        "Where to train: cpu:0 is all cores as one device; cpu:0-3 are four devices with a "
+        "quarter of the cores each; cuda:0 is the first GPU; cuda:0-3 are four GPUs; all are the "
+        "GPUs of the machine, or its cores; host0-1:cpu:0 are a device on each of two hosts.",
         resume=PLACE,
     ).field("cpu:0")
     parallel: str | None = Option(
-        "How several devices train: data=N replicas (shares=3:1 for batches in this "
-        "proportion), each a pipeline of pipeline=N "
-        "devices, each of which is cut over model=N (hybrid=true: convolutions share out the "
-        "batch). Also micro=N micro-batches of a replica's batch (twice the pipeline's "
-        "devices), schedule=gpipe|1f1b|interleaved|zero-bubble or a file with a grid, chunks=N "
-        "stages on each device (interleaved), cut=NAME|NAME where stages begin, recompute=N "
-        "blocks or NAME|NAME, topology=sharded|server|tree|ring|native, "
-        "batch_norm=replica|synchronised, bucket=BYTES, unit=BYTES, shared=true (hosts of one "
-        "machine read parameters in memory that they share), staleness=N iterations that "
-        "parameters are read late. "
-        "With asynchronous=ssp|downpour|hogwild|easgd|gossip|local|diloco there are workers=N "
-        "that do not wait for each other, each of data times pipeline devices: staleness=N|any, "
-        "push=N and fetch=N iterations (downpour), "
-        "every=N iterations, alpha=X (easgd), outer_lr=X and outer_momentum=X (diloco), "
-        "partners=SEED (gossip), stale_rate=true, rates=tickets|steps; on several hosts (downpour, "
-        "easgd, local, diloco) servers=1 for no worker at the first device, which has what they "
-        "share. "
-        "auto is what `purine plan` would recommend.",
+        "How several devices train; auto: as `purine plan` recommends. "
+        "Sizes: data=N replicas, each of pipeline=N devices in a pipeline, each of which may be "
+        "model=N devices that shard layers. "
+        "Replicas: shares=3:1 (batches in this proportion), hybrid=true (only inner products are "
+        "sharded), batch_norm=replica|synchronised, floating=true (the next micro-batch goes to "
+        "an idle CPU device), staleness=N (parameters are read N iterations late). "
+        "Pipelines: micro=N micro-batches of a replica's batch (default: twice the pipeline's "
+        "devices), "
+        "schedule=gpipe|1f1b|interleaved|zero-bubble or a file with a grid, "
+        "chunks=N stages on each device (interleaved), cut=NAME|NAME (ops where stages begin). "
+        "Activation checkpointing: recompute=N blocks or NAME|NAME. "
+        "Reduction of gradients: topology=sharded|server|tree|ring|native, bucket=BYTES, "
+        "unit=BYTES, shared=true (hosts of one machine share memory for parameters). "
+        "Asynchronous training: asynchronous=NAME, of ssp, downpour, hogwild, easgd, gossip, "
+        "local and diloco; workers=N, staleness=N|any, push=N, fetch=N (downpour), every=N, "
+        "alpha=X (easgd), outer_lr=X, outer_momentum=X (diloco), partners=SEED (gossip), "
+        "stale_rate=true, rates=tickets|steps, servers=1 (on several hosts: no worker on the "
+        "first device).",
         shown="a replica on each device",
         metavar="KEY=VALUE,...",
         resume=PLACE,
     ).field(None)
     compress: Literal["none", "fp16", "bf16", "int8", "topk"] | None = Option(
-        "How gradients go from host to host: as they are, rounded to fp16 or bf16 (parameters "
-        "on their way back as well), in 8 bits, or the hundredth with the largest magnitudes. "
-        "int8 and topk send later what they did not send.",
+        "Compression of gradients between hosts: fp16 and bf16 (which also round the parameters "
+        "that return), int8, or topk, which sends the hundredth with the largest magnitudes. "
+        "int8 and topk use error feedback.",
         shown="none",  # and no fallback: jobs that were recorded without it can be resumed
         resume=PLACE,
     ).field(None)
     threads: int | None = Option(
-        "Threads that one kernel may use: the cores of a device.",
-        shown="all, shared out",
+        "Threads per kernel.",
+        shown="the cores of a device",
         least=1,
         most=1024,  # more than any machine has
         settled=True,
     ).field(None)
-    share_cores: bool = Option(
-        "Let more devices than there are cores for share them.", resume=PLACE
-    ).field(False)
+    share_cores: bool = Option("Allow more devices than cores.", resume=PLACE).field(False)
     prefetch: int = Option(
-        "Iterations that data is read ahead.",
+        "Iterations that data is prefetched.",
         least=0,
         most=1000,  # each takes memory before anything is computed
         resume=CHANGE,
@@ -265,14 +263,14 @@ class JobOptions:
         resume=CHANGE,
     ).field(None)
     save_every: int | None = Option(
-        "Iterations between checkpoints; one more at the end.",
+        "Iterations between checkpoints. There is always one at the end.",
         shown="every epoch",
         least=1,
         resume=CHANGE,
     ).field(None)
-    keep: int = Option("Newest checkpoints to keep.", least=1, resume=CHANGE).field(2)
+    keep: int = Option("Number of checkpoints to keep.", least=1, resume=CHANGE).field(2)
     test_every: int | None = Option(
-        "Iterations between tests; one more at the end.",
+        "Iterations between tests. There is always one at the end.",
         shown="every epoch",
         least=1,
         resume=CHANGE,
@@ -290,31 +288,34 @@ class JobOptions:
         resume=CHANGE,
     ).field(None)
     layout: Literal["auto", "channels-last", "contiguous"] | None = Option(
-        "How images and filters lie in memory: channels-last, contiguous, or auto, which "
-        "is channels-last where most of the work is convolutions.",
+        "Memory layout of images and filters: channels-last, contiguous, or auto, which is "
+        "channels-last if convolutions are most of the work.",
         shown="auto on GPUs, else what the net's file says",
     ).field(None)
     compile: bool | None = Option(
-        "Compile the step as a whole. On CPUs that takes up to a minute the first time, "
-        "is quicker for nets like mlp and not for others, and gives numbers of other rounding.",
+        "Compile the step as a whole. On CPUs the first compilation takes up to a minute, few "
+        "nets (such as mlp) get faster, and numbers differ by rounding.",
         shown="compile on GPUs, no-compile on CPUs",
     ).field(None)
     mean: float | tuple[float, ...] | None = Option(
-        "Subtracted from the samples as stored: a number, or one a channel as R,G,B.",
+        "Mean to subtract from the stored samples: a number, or R,G,B for the channels.",
         fallback=0.0,
         parse=_numbers,
         identifies=True,
     ).field(None)
     mean_file: str | None = Option(
-        "Subtracted instead: a mean image as Caffe writes it (.binaryproto).",
+        "Mean image to subtract instead, in Caffe's format (.binaryproto).",
         metavar="FILE",
         instead_of="mean",
     ).field(None)
     scale: float | None = Option(
-        "Factor after the mean.", shown="1/255 for bytes, else 1", nonzero=True, identifies=True
+        "Factor applied after the mean.",
+        shown="1/255 for bytes, else 1",
+        nonzero=True,
+        identifies=True,
     ).field(None)
     crop: int | None = Option(
-        "Size of the part cut from images: at random, in tests from the middle.",
+        "Crop images to this size: at random in training, the middle in tests.",
         least=1,
         identifies=True,
     ).field(None)
@@ -322,12 +323,12 @@ class JobOptions:
         "Zeros around images before they are cropped.", least=0, identifies=True
     ).field(0)
     mirror: bool | None = Option(
-        "Mirror images at random, not in tests.", fallback=False, identifies=True
+        "Mirror training images at random.", fallback=False, identifies=True
     ).field(None)
 
 
 def _table() -> dict[str, Option]:
-    """The options by name, each with what its field says of it."""
+    """The options by name, each completed from its field."""
     hints = typing.get_type_hints(JobOptions)
     options: dict[str, Option] = {}
     for item in dataclasses.fields(JobOptions):

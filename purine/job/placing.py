@@ -88,13 +88,13 @@ def scheme_of(job: Job) -> Scheme | None:
 
 
 def workers_of(job: Job) -> int:
-    """How many workers train a job without waiting for each other; 1 where all wait."""
+    """The number of asynchronous workers of a job; 1 if it is synchronous."""
     scheme = scheme_of(job)
     return 1 if scheme is None else scheme.synchronous().workers
 
 
 def _refuse_for_workers(job: Job) -> None:
-    """Refuse options that steps of workers do not go with."""
+    """Refuse options that do not work with workers."""
     for name, without in (("compile", "--compile"), ("compress", "--compress")):
         value = getattr(job, name)
         if value not in (None, False, "none"):
@@ -114,7 +114,7 @@ def over_hosts(job: Job) -> bool:
 
 
 def own_host(job: Job) -> str:
-    """The host that this process is; the first of the job where no launcher tells."""
+    """The host of this process; the first of the job without a launcher."""
     hosts, (rank, size) = hosts_of_job(job), rank_and_size()
     name = f"host{rank}"
     return name if size == len(hosts) and name in hosts else hosts[0]
@@ -159,7 +159,7 @@ def locations_of(job: Job) -> tuple[Location, ...]:
 
 
 def low_precision(job: Job) -> str | None:
-    """The precision that a job mixes with float32, if any; TF32 is a matter of the run."""
+    """The low precision of a job, if any; TF32 is an option of the run."""
     return None if job.precision in ("fp32", "tf32") else job.precision
 
 
@@ -200,7 +200,7 @@ def refuse_unfit(step: Graph, job: Job) -> None:
 
 
 def _refuse_prefetch(step: Graph, prefetch: int) -> None:
-    """Refuse to read more batches ahead than there is memory for."""
+    """Refuse to prefetch more batches than there is memory for."""
     names = [name for op in step.ops.values() if op.kind == "Data" for name in op.outputs if name]
     batch, available = sum(size_in_bytes(step.blobs[name]) for name in names), _available("cpu")
     if prefetch * batch > available:
@@ -212,10 +212,10 @@ def _refuse_prefetch(step: Graph, prefetch: int) -> None:
 
 
 def placement(step: Graph, host: str | None = None) -> Placement:
-    """What a step needs of its devices, and what the host that is here has of it: by default the
-    first one.
+    """The memory that a step needs on its devices, and the memory of this host (by default the
+    first one).
 
-    Refuses a step that this memory is too small for, or whose hosts do not fit each other.
+    Refuses a step that does not fit into this memory, or whose hosts do not fit each other.
     """
     host = host or hosts_of(step)[0]
     apart = has_workers(step) and len(hosts_of(step)) > 1

@@ -164,7 +164,7 @@ def prepared(job: Job, net: Graph, source: Source, mean_image: Tensor | None) ->
 def _settled(
     job: Job, net: Graph, data: DataSet, caffe: CaffeSolver | None, mean_image: Tensor | None
 ) -> Job:
-    """The job with its open options decided, as the run records them.
+    """The job with a value for every option, as the run records it.
 
     The first of these that has a value decides: the options given, a Caffe definition, the defaults
     of the solver, the fallback in the table.
@@ -235,7 +235,8 @@ def _with_own_solver(job: Job) -> Job:
 
 
 def recipe_of(job: Job, caffe: CaffeSolver | None, iterations: int) -> Settings:
-    """What the recipe is told for a settled job; `recipe.describe` lists the stages that apply."""
+    """The settings of the recipe for a settled job; `recipe.describe` lists the stages that
+    apply."""
     rate = rate_of(job, iterations)
     assert job.accumulate is not None
     scheme = placing.scheme_of(job)

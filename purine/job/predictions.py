@@ -1,4 +1,4 @@
-"""What a trained net says of samples: the classes it predicts, and which classes it confuses."""
+"""Predictions of a trained net for samples: classes, and which classes it confuses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class Confusion:
-    """`counts[a, b]` samples of class a were taken for class b; `left_out` had no class."""
+    """`counts[a, b]` samples of class a were predicted as class b; `left_out` had no class."""
 
     iteration: int
     data: str
@@ -81,13 +81,13 @@ class Confusion:
         return float(np.trace(self.counts)) / max(self.samples, 1)
 
     def of_class(self, number: int) -> tuple[int, float | None, float | None]:
-        """Samples of a class, the share of them found, and the right share of what was found."""
+        """The number of samples of a class, its recall and its precision."""
         right, own = int(self.counts[number, number]), int(self.counts[number].sum())
         taken = int(self.counts[:, number].sum())
         return own, right / own if own else None, right / taken if taken else None
 
     def worst(self, most: int) -> list[tuple[int, int, int]]:
-        """The pairs (class, taken for, samples) that were confused most often."""
+        """The pairs (class, predicted class, samples) that were confused most often."""
         wrong = self.counts.copy()
         np.fill_diagonal(wrong, 0)
         order = np.argsort(-wrong, axis=None, kind="stable")[:most]
@@ -127,7 +127,7 @@ def infer(
 def confusion(
     folder: RunFolder, *, data: str | None = None, iteration: int | None = None
 ) -> Confusion:
-    """Which classes of the test samples a run's net takes for which."""
+    """The confusion matrix of a run's net on the test samples."""
     net = folder.read_test_net() or folder.read_net()
     op = scores_op(net)
     classes = _classes_of(net, op)
@@ -165,7 +165,7 @@ def _scores(outputs: Mapping[str, Tensor], op: Op) -> Tensor:
 def scores_op(net: Graph) -> Op:
     """The op that compares class scores, its first input, with labels, its second.
 
-    An accuracy counts more than a loss, and a later op more than an earlier one.
+    An accuracy is preferred to a loss, and a later op to an earlier one.
     """
     scored = [op for kind in _SCORED for op in reversed(list(net.ops.values())) if op.kind == kind]
     if not scored:

@@ -1,9 +1,9 @@
-"""Where the profile of a machine is kept, and how it is written.
+"""Where the profile of a machine is kept, and its format.
 
-`purine calibrate` writes a file for each kind of machine: its name says processor, cores and GPUs.
-Predictions use it. Decisions that make a graph (where a pipeline is cut, segments) do not, unless
-`PURINE_PROFILE` names it: all hosts have to decide alike, and where a graph is cut may change how a
-step rounds. So no bit of a training depends on a file that nobody named.
+`purine calibrate` writes a file for each kind of machine: its name has processor, cores and GPUs.
+Predictions use it. Decisions that shape a graph (where a pipeline is cut, segments) do not, unless
+`PURINE_PROFILE` names it: all hosts must decide alike, and the cuts of a graph may change its
+rounding. So no bit of a training depends on a file that was not named.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FOLDER = "PURINE_CACHE"
 
 
 def machine_name() -> str:
-    """What this machine is: processor, cores that may be used, and GPUs.
+    """A description of this machine: processor, cores that may be used, and GPUs.
 
     >>> machine_name() == machine_name()
     True

@@ -1,7 +1,7 @@
 """Times of a net's ops on this machine, from a few steps in this process.
 
-A plan compares schemes on devices that are here. What an op takes while all devices compute is
-measured by plain data parallel over as many devices, for each size of batch that a device gets.
+A plan compares schemes on devices of this machine. The times of ops while all devices compute are
+measured with plain data parallelism on as many devices, for each batch size of a device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STEPS = 2
 
 
 def measurable(plan: JobPlan) -> bool:
-    """Whether all devices of a plan are cores of this machine, so many that each has its own."""
+    """Whether all devices of a plan are cores of this machine, with a core for each."""
     locations = as_locations(plan.job.devices)
     threads = plan.job.threads or 1
     return all(map(is_cpu, locations)) and len(locations) * threads <= len(available())
@@ -59,7 +59,7 @@ def measured(
 
 
 def tried(plans: Sequence[JobPlan], *, seconds: float) -> list[float]:
-    """Seconds of a step of each of these plans, run here: they take turns, medians count."""
+    """Seconds of a step of each of these plans, run here in turns; medians."""
     spent: list[list[float]] = [[] for _ in plans]
     with ExitStack() as stack:
         runs = [stack.enter_context(run_here(own)) for own in plans]
@@ -95,7 +95,7 @@ def seconds_of(run: Run, steps: int) -> float:
 
 
 def _plain(plan: JobPlan, devices: int, samples: int) -> JobPlan:
-    """Plain data parallel on devices of this machine, with so many samples on each."""
+    """Plain data parallelism on devices of this machine, with this number of samples on each."""
     job = replace(
         plan.job,
         devices=f"cpu:0-{devices - 1}" if devices > 1 else "cpu:0",

@@ -1,4 +1,4 @@
-"""Training a run of workers once more, in the order of its record: the same bits."""
+"""Repeating an asynchronous run in the order of its record: the same bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Replayed", "replay"]
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """How many iterations were replayed, of how many workers, and the states that differ."""
+    """The number of replayed iterations and of workers, and the states that differ."""
 
     iterations: int
     workers: int
@@ -25,7 +25,8 @@ class Replayed:
 
 
 def replay(folder: RunFolder) -> Replayed:
-    """Train what is in the record of a run, and compare all states with its newest checkpoint."""
+    """Train the iterations in the record of a run, and compare all states with its newest
+    checkpoint."""
     if over_hosts(folder.read_config()):
         what, expected = "there is no record of updates over hosts", "workers on one host"
         remedy = "train with workers on one host to replay what they do"

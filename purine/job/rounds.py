@@ -1,8 +1,8 @@
 """Iterations of workers as those of a job, whose batch is that of all devices.
 
-An iteration of a worker trains its share of the batch. A job counts as many of them as there are
-workers for one iteration, whoever trained them. So its options mean the same with workers as with
-replicas: numbers of iterations, rates, tests and saves.
+An iteration of a worker trains its share of the batch. With n workers, n iterations of any workers
+count as one iteration of the job. So its options mean the same with workers as with replicas:
+numbers of iterations, rates, tests and saves.
 """
 
 from __future__ import annotations

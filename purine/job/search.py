@@ -1,7 +1,7 @@
-"""The plan of a job: which scheme, before anything starts.
+"""The plan of a job: the search for a scheme.
 
-Candidates are enumerated, ordered by the cost model, and simulated from the most promising one on.
-One that no longer can be the best, because even its compute alone takes longer, is left out.
+Candidates are enumerated, ranked by the cost model, and simulated, the most promising first. A
+candidate whose compute alone takes longer than the best step so far is left out.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ONE = Scheme()
 
 @dataclass(frozen=True)
 class Planned:
-    """A candidate that was simulated: seconds of a step, its range, and the peak of each device.
+    """A simulated candidate: seconds of a step, its range, and the peak of each device.
 
     `tried` are the seconds of a step that ran.
     """
@@ -72,16 +72,16 @@ class Planned:
 
     @property
     def peak(self) -> int:
-        """The bytes of the device that needs most."""
+        """The largest peak of a device."""
         return max(self.peaks.values(), default=0)
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search found: plans, the best first, and why other candidates fell out.
+    """The result of a search: plans, the best first, and why other candidates were dropped.
 
-    `job` is that of the best plan. `seconds` are those of the search, of which `measured` went into
-    measuring the net.
+    `job` is that of the best plan. `seconds` are those of the search, of which `measured` were
+    spent measuring the net.
     """
 
     job: Job
@@ -107,12 +107,12 @@ class Searched:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search is told beside the job.
+    """The settings of a search besides the job.
 
-    `memory` are the bytes of each device, or None for what this machine has, shared by its CPU
-    devices. `most` bounds how many candidates are simulated, `seconds` how long the search takes,
-    `measuring` how many seconds of it measuring may take. With a `source` nothing is measured.
-    Plans that may be the best take turns here for `trial` seconds, five at a time, if they can.
+    `memory` are the bytes of each device, or None for the memory of this machine, shared by its CPU
+    devices. `most` bounds the number of simulated candidates, `seconds` the time of the search,
+    `measuring` the seconds of it for measuring. With a `source` nothing is measured. Plans that may
+    be the best take turns here for `trial` seconds, five at a time, if they can.
     """
 
     allow: Collection[str] = ()
@@ -195,7 +195,7 @@ class _Searching:
         return self._searched()
 
     def _work(self) -> Work:
-        """What a step has to do, by the times of one device."""
+        """The work of a step, from the times of one device."""
         one = with_candidate(self.plan, Candidate(self.devices[:1], _ONE))
         seconds = self._foresee(one).seconds
         sizes = (size_in_bytes(one.step.blobs[name]) for name in one.step.states)
@@ -229,7 +229,7 @@ class _Searching:
         return ""
 
     def _try(self, one: Candidate) -> Candidate | None:
-        """Simulate a candidate; returns one that needs less memory if it does not fit."""
+        """Simulate a candidate; if it does not fit, returns one that needs less memory."""
         try:
             if len(self.devices) > MANY:
                 foretold = foresee_folded(self.plan, one, with_candidate, self._foresee)
@@ -254,7 +254,7 @@ class _Searching:
     ) -> Prediction:
         source, what_if, profile = self.told.source, self.told.what_if, self.told.profile
         if source is None and self.sources:
-            # That of the very job comes first, whose times need nothing else.
+            # That of the same job comes first, whose times need no scaling.
             first, *others = sorted(
                 self.sources, key=lambda one: one.plan is None or one.plan.step != plan.step
             )
@@ -301,11 +301,11 @@ class _Searching:
         return Searched(job, plans, tuple(self.out), basis, seconds, self.measuring, self.memory)
 
     def _tried(self, plans: list[Planned]) -> tuple[Planned, ...]:
-        """The plans with those first that ran here, the quickest of these first.
+        """The plans, with those first that ran here, the fastest of these first.
 
-        The most promising run first. How much their times over what was predicted differ says how
-        far other predictions may be off: as long as one of the others may be quicker yet, some more
-        run, beside the quickest so far.
+        The most promising run first. The ratios of their measured to predicted times show how far
+        other predictions may be off. As long as another plan may still be faster, more of them run,
+        together with the fastest so far.
         """
         if self.told.trial <= 0 or len(plans) < 2 or not self._runs_here(plans):
             return tuple(plans)
@@ -332,7 +332,7 @@ class _Searching:
         return not several and measurable(self.plan)
 
     def _run(self, plans: Collection[Planned]) -> list[Planned]:
-        """Plans that took turns here, the quickest first."""
+        """Plans that took turns here, the fastest first."""
         start = perf_counter()
         steps = [with_candidate(self.plan, one.candidate) for one in plans]
         times = tried(steps, seconds=self.told.trial)
@@ -342,13 +342,13 @@ class _Searching:
 
 
 def _took(one: Planned) -> float:
-    """The seconds of a step of a plan that ran, else those that were predicted."""
+    """The measured seconds of a step of a plan, else the predicted ones."""
     return one.seconds if one.tried is None else one.tried
 
 
 def _ordered(todo: Collection[Candidate], work: Work) -> list[Candidate]:
-    """Candidates by their estimate: plain data parallel, then the best of each product of numbers
-    of replicas, stages and parts of layers, then the rest."""
+    """Candidates by their estimate: plain data parallelism, then the best of each product of
+    numbers of replicas, stages and shards, then the rest."""
     ordered = sorted(todo, key=lambda one: (not one.plain, work.estimate(one)))
     first: dict[object, Candidate] = {}
     for one in ordered:
@@ -360,9 +360,9 @@ def _ordered(todo: Collection[Candidate], work: Work) -> list[Candidate]:
 
 
 def _sizes(todo: Collection[Candidate], batch: int) -> list[tuple[int, int]]:
-    """What to measure: devices and samples of each at a time, by how many candidates need it.
+    """The measurements to make: devices and samples of each, by how many candidates need them.
 
-    Plain data parallel and one device alone come first.
+    Plain data parallelism and one device alone come first.
     """
     count: dict[tuple[int, int], float] = {}
     for one in todo:

@@ -1,8 +1,8 @@
-"""What the hosts of a running job do: they answer to a request in the run folder.
+"""The status of the hosts of a running job: they answer a request in the run folder.
 
-`ask` writes `status/request` with a random id. A thread in each host looks for it every second and
-writes `status/HOST.json` with the same id. Nobody listens on a network, and whoever may write into
-the folder may ask. On SIGUSR1 a host prints its status on stderr.
+`ask` writes `status/request` with a random id. A thread in each host checks for it every second and
+writes `status/HOST.json` with the same id. No port is opened; every process that may write into the
+folder may ask. On SIGUSR1 a host prints its status on stderr.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a host does: the number of complete iterations, and a line for each op or wait."""
+    """The status of a host: the number of complete iterations, and a line for each op or wait."""
 
     iteration: int
     does: tuple[str, ...]
@@ -96,7 +96,7 @@ def _line(graph: Graph, wait: Wait) -> str:
 
 @contextmanager
 def answering(run: Path, host: str, status: Callable[[], Status]) -> Iterator[None]:
-    """Answer to requests for the status of this host until the block ends."""
+    """Answer requests for the status of this host until the block ends."""
     bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     ends = threading.Event()
 

@@ -1,6 +1,6 @@
 """Metrics as TensorBoard's event files, by its own package (the extra `purine[tensorboard]`).
 
-The files are a copy of metrics.jsonl for people who look there: nothing is read from them.
+The files are a copy of metrics.jsonl; Purine never reads them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_VALUES = ("iteration", "epoch", "seconds")
 
 
 class _Writer(Protocol):
-    """What is used of torch's `SummaryWriter`."""
+    """The methods of torch's `SummaryWriter` that are used."""
 
     def add_scalar(self, tag: str, value: float, step: int) -> None: ...
     def flush(self) -> None: ...
@@ -39,7 +39,7 @@ def refuse_missing() -> None:
 
 
 class EventFiles:
-    """Event files of a run that goes on after `iteration`; events of later ones are made void."""
+    """Event files of a run that continues after `iteration`; events of later ones are voided."""
 
     def __init__(self, folder: Path, iteration: int) -> None:
         refuse_missing()

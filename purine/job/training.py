@@ -48,10 +48,10 @@ _log = logging.getLogger("purine")
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Iteration number `iteration` is complete; with a loss scale `loss` may not be finite.
+    """Iteration number `iteration` is complete; with a loss scale, `loss` may be infinite or NaN.
 
     `staleness` is that of workers since the metrics were last written: the mean and the largest.
-    `workers` are their iterations so far, and the sum of the staleness of these.
+    `workers` are their iterations so far, and the sums of their staleness.
     """
 
     iteration: int
@@ -185,7 +185,7 @@ class Training:
             self.folder.write_summary(self.summary())
 
     def _agreed(self, stop: Callable[[], bool]) -> Callable[[], bool]:
-        """`stop`, which on several hosts is true at the same iteration on all of them."""
+        """`stop`, which on several hosts becomes true at the same iteration on all of them."""
         world, ahead = self._world, 3 * (self.plan.job.prefetch + 2)
         if world is None or isinstance(world, OpenWorld):
             return stop
@@ -218,7 +218,7 @@ class Training:
 
     @property
     def _skipped(self) -> dict[str, object]:
-        """How many iterations were skipped, if there is a loss scale."""
+        """The number of skipped iterations, if there is a loss scale."""
         return {} if self._overflows is None else {"skipped": self._overflows.skipped}
 
     def _load(self) -> None:

@@ -1,4 +1,4 @@
-"""What people write of machines: sizes of memory, rates of links, and what `--what-if` says."""
+"""Sizes of memory and rates of links as text, and the hypothetical machines of `--what-if`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEFAULT = Link("link", 1.25e9, 50e-6)
 
 
 def parse_what_if(items: Sequence[str]) -> tuple[WhatIf, str | None]:
-    """What the items say, and the devices where one names them.
+    """The machine that the items describe, and the devices if one names them.
 
     >>> what_if, devices = parse_what_if(["link=1gbit", "slow=cpu:2@0.5", "devices=cpu:0-3"])
     >>> what_if.link.rate, what_if.slow, devices
@@ -58,7 +58,7 @@ def parse_what_if(items: Sequence[str]) -> tuple[WhatIf, str | None]:
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second of a rate as people write it.
+    """Bytes per second from the text of a rate.
 
     >>> parse_rate("200mbit"), parse_rate("10gbit"), parse_rate("1gbyte/s")
     (25000000.0, 1250000000.0, 1000000000.0)
@@ -71,7 +71,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """The bytes of a size of memory as people write it.
+    """The bytes of a size of memory, from its text.
 
     >>> parse_size("16gb"), parse_size("1.5 MB")
     (16000000000, 1500000)

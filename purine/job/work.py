@@ -25,7 +25,7 @@ _WAIT = 0.05
 
 
 class Work:
-    """What a worker does, on a run of its host's part of the step."""
+    """The work of a worker, on a run of its host's part of the step."""
 
     def __init__(self, plan: JobPlan, run: Run, world: OpenWorld) -> None:
         self._run, self._world = run, world
@@ -43,7 +43,8 @@ class Work:
         """Whether it has a trace to bring."""
 
     def until(self, stop: Callable[[], bool]) -> None:
-        """Train until the job is over, the server sends it away, or `stop` says so."""
+        """Train until the job is over, the server tells this worker to leave, or `stop` returns
+        true."""
         try:
             while not (stop() or self._over()):
                 for result in self._run.steps_while(lambda: 0 if stop() else self._allowed()):
@@ -68,7 +69,7 @@ class Work:
         return status_of(TRAINS, self._run)
 
     def _leave(self) -> None:
-        """Bring everything that is complete or in flight, and go."""
+        """Send all complete and pending updates, and leave."""
         in_flight = self._run.steps_while(lambda: self._run.in_flight)
         self._items += map(as_item, in_flight)
         self._bring_trace()
@@ -77,7 +78,7 @@ class Work:
         self._run.close()
 
     def _allowed(self) -> int:
-        """How many more iterations may begin."""
+        """The number of iterations that may still begin."""
         if self._taken < self._run.credit:
             seconds = max(monotonic() - self._began, _REPORT)
             count = self._run.credit + min(64, round(self.iterations / seconds * _REPORT))
@@ -85,7 +86,8 @@ class Work:
         return self._taken
 
     def _over(self, after: float = 0.0) -> bool:
-        """Report what is complete, if the last report is so long ago; whether the job is over."""
+        """Report completed iterations, if the last report is old enough; whether the job is
+        over."""
         if monotonic() - self._reported >= after:
             if self._items:
                 self._world.ledger.report(self._world.number, self._reports, self._items)

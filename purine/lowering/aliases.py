@@ -1,7 +1,7 @@
 """Lowering pass `aliases`: remove the copies between devices that share memory.
 
-A step has these copies because they say what crosses between devices. They move no bytes, so the
-dispatcher would only lose time on them. After this pass ops may read blobs of other locations.
+A step has these copies because they show which values cross between devices. They move no bytes, so
+dispatching them would only cost time. After this pass ops may read blobs of other locations.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ __all__ = ["without_aliases"]
 
 
 def without_aliases(graph: Graph) -> Lowered:
-    """The graph with every alias copy replaced by what it is a copy of.
+    """The graph with every alias copy replaced by its source.
 
-    Copies that write the next value of a state or an output of the graph stay, as copies. The
-    other ops run in the same order as before, even where only a copy stood between them.
+    Copies that write the next value of a state or an output of the graph stay, as copies. The other
+    ops run in the same order as before, even if only a copy stood between them.
     """
     kept = set(graph.outputs) | {state.next for state in graph.states.values()}
     copies = {
@@ -45,10 +45,10 @@ def without_aliases(graph: Graph) -> Lowered:
 
 
 def _order(graph: Graph, builder: Builder, removed: set[str]) -> set[tuple[str, str]]:
-    """Control edges by which the remaining ops wait for each other as they did before.
+    """Control edges that keep the order of the remaining ops.
 
-    What came before a copy, by data or by control, comes before all that came after it, whether or
-    not the two still share a blob.
+    An op before a copy, by data or by control, runs before all ops after it, whether or not the two
+    still share a blob.
     """
     after: dict[str, set[str]] = {}
     """For each removed copy, the first remaining ops behind it."""

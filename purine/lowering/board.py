@@ -1,11 +1,11 @@
 """Values that hosts of one machine read in place: the board, memory that all hosts share.
 
-A host posts a value once, for all others, which read it there. So a parameter is written once in an
-iteration and not once for each host, and it lies in the caches of the machine once.
+A host posts a value once for all others, which read it there. So a parameter is written once in an
+iteration instead of once for each host, and is in the caches of the machine once.
 
-What is posted is decided in the step: such copies have the attribute `board`. Lowering gives each
-value its place on the board, the same on all hosts. Units of a parameter lie behind each other, so
-to join them is to look at them as one.
+The step decides which values are posted: such copies have the attribute `board`. Lowering gives
+each value its offset on the board, the same on all hosts. Units of a parameter are adjacent, so
+joining them is a view.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def is_posted(op: Op) -> bool:
 
 
 def posted(blob: str) -> str:
-    """The name of what its owner has of a blob on the board."""
+    """The name of the owner's value of a posted blob."""
     return f"posted/{blob}"
 
 
 def places_of(step: Graph) -> Mapping[str, int]:
-    """The first byte on the board of each blob that is posted, the same on all hosts.
+    """The offset on the board of each posted blob, in bytes, the same on all hosts.
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=8)), lr=0.1)

@@ -3,12 +3,12 @@
 A `Reduce` whose inputs share one memory (sets of cores, logical GPUs on one card) becomes an
 `Average` that reads them in place, in the order of the replicas. Between different GPUs it becomes
 a call of NCCL. Otherwise it stays a `Reduce`: its inputs are copied to its device and added there.
-One between hosts is left to the pass `hosts`, which a step as a whole does not take.
+A `Reduce` between hosts is left to the pass `hosts`.
 
-NCCL deadlocks when two GPUs see collectives in different orders. Control edges therefore fix one
-order for all GPUs, and one thread enqueues each collective on all its GPUs. Where GPUs also meet
-those of other hosts, another thread enqueues that. Nothing would fix an order between the two, so
-within such a host parts are copied and added.
+NCCL deadlocks if two GPUs see collectives in different orders. Control edges therefore fix one
+order for all GPUs, and one thread enqueues each collective on all its GPUs. Collectives with GPUs
+of other hosts are enqueued by another thread, so the order between the two sets would not be fixed.
+Such a host therefore copies and adds the parts within it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class NcclReduce:
     """The kernel of a `Reduce` between GPUs: one call of NCCL for all blobs of one dtype.
 
     When the kernel is called, the stream of the op, on the owner's GPU, has waited for all inputs.
-    The streams of the collective wait for it on every GPU, and it waits for all of them: to the
+    The streams of the collective wait for it on every GPU, and it waits for all of them: for the
     rest of the program this is an op of one stream. Temporary memory belongs to the stream that
     uses it.
     """
@@ -146,7 +146,8 @@ class NcclReduce:
 
     @contextmanager
     def _own_streams(self) -> Iterator[list[torch.cuda.Stream]]:
-        """The streams of the collective, between the past and the future of the op's own stream."""
+        """The streams of the collective, ordered after and before the rest of the op's own
+        stream."""
         streams = [self.cards.stream(card) for card in self.group]
         own = torch.cuda.current_stream(self.group[self.root])
         begin = own.record_event()
@@ -158,7 +159,7 @@ class NcclReduce:
 
 
 def _flattened(part: Tensor, flat: bool) -> Tensor:
-    """The elements in memory order where that is the same in all replicas, else in index order."""
+    """The elements in memory order if that is the same in all replicas, else in index order."""
     return part.as_strided([part.numel()], [1]) if flat else part.reshape(-1)
 
 

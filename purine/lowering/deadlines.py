@@ -1,4 +1,4 @@
-"""When the value of a transfer between hosts is needed: the order in which hosts send."""
+"""The deadlines of transfers between hosts, which give the order in which hosts send."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PASSING = frozenset({"copy", "reduce", "update"})
 
 
 def early(step: Graph) -> frozenset[str]:
-    """The states, and what is computed from them alone."""
+    """The states, and blobs computed only from them."""
     known = set(step.states)
     for op in step.in_order:
         if op.kind != "Data" and known.issuperset(op.inputs):
@@ -24,12 +24,12 @@ def early(step: Graph) -> frozenset[str]:
 
 
 def deadlines(step: Graph, *, hop: int) -> dict[str, int]:
-    """By blob when the first op that waits for it has its turn, in the order of the step.
+    """By blob the position of the first op that waits for it, in the order of the step.
 
-    What only leads to an update is needed when the next iteration reads the new value, so that
-    turn counts from the next iteration. Copies, reductions and updates themselves do not count,
-    and neither does what is computed from states alone, such as a transposed weight: they can wait
-    as long as what waits for them. A transfer between hosts takes the time of `hop` ops.
+    A value that only leads to an update is needed when the next iteration reads the new value, so
+    its position counts from the next iteration. Copies, reductions and updates themselves do not
+    count, and neither do values computed only from states, such as a transposed weight: they are as
+    urgent as their readers. A transfer between hosts takes the time of `hop` ops.
     """
     turn = {name: index for index, name in enumerate(step.order)}
     count, never, given = len(turn), 2 * len(turn), early(step)

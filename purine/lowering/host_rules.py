@@ -1,8 +1,8 @@
-"""What holds between the parts of hosts, which the rules of one graph cannot see.
+"""Rules between the parts of hosts, which the rules of one graph cannot check.
 
-A channel has two ends: a `Put` in the part of one host and an `Arrival` in that of another. Their
-blobs lie in memory alike. The hosts of a group make the same collectives in the same order. And no
-op waits for itself through other hosts.
+A channel has two ends: a `Put` in the part of one host and an `Arrival` in that of another, whose
+blobs have the same form in memory. The hosts of a group make the same collectives in the same
+order. And no op waits for itself through other hosts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ONE_STEP = "lower the parts of all hosts from one step"
 
 
 def host_problems(step: Graph) -> list[GraphError]:
-    """What is wrong between the parts of a step's hosts; nothing for a step on one.
+    """What is wrong between the parts of a step's hosts; empty for a step on one host.
 
     >>> import purine as pu
     >>> net = pu.zoo.mlp(batch=8)
@@ -102,7 +102,7 @@ def _channel_problems(
 
 
 def _form(channel: Channel) -> str:
-    """How the value of a channel lies in memory."""
+    """The form of the value of a channel in memory."""
     blob = channel.blob
     if blob is None:
         return "no value"
@@ -143,7 +143,7 @@ def _order_problems(parts: Mapping[str, Graph]) -> Iterator[GraphError]:
 
 
 def _call(part: Graph, one: Collective, op: Op) -> str:
-    """What all hosts have alike of a collective."""
+    """The properties of a collective that all hosts must share."""
     blobs = op.inputs or op.outputs
     forms = " ".join(f"{part.blobs[b].dtype} {list(part.blobs[b].shape or ())}" for b in blobs)
     name = "" if one.kind == BROADCAST else f" {one.op}"

@@ -2,11 +2,12 @@
 
 A `Copy` between hosts becomes a `Put` at the sender and an `Arrival` at the receiver. A control
 edge between hosts becomes such a pair without a value. A `Reduce` between hosts, and the copies
-that bring its result back, become collectives (see `together`). Everything else of other hosts is
-left out.
+that return its result, become collectives (see `together`). All other ops of other hosts are left
+out.
 
-What all hosts can compute for themselves is not sent: the clock (seed and iteration) and scalars
-that depend on the clock alone, such as the learning rate. A host that reads them computes them.
+Values that all hosts can compute themselves are not sent: the clock (seed and iteration) and
+scalars that depend only on the clock, such as the learning rate. A host that reads them computes
+them.
 
 Scalars that the step returns, such as the loss, go to every host, so that all see the same results
 and stop at the same iteration.
@@ -72,9 +73,9 @@ With `board` the value is read where it is, from that byte of the board on.
 class Channel:
     """A blob that goes from one host to another in every iteration.
 
-    `number` is its place among those of the same two hosts. `op` is the put of the sender or the
-    arrival of the receiver. `blob` is None where only a signal is sent. What has an earlier
-    `deadline` is sent first. On the board a blob begins at byte `board`.
+    `number` is its position among the channels of the same two hosts. `op` is the put of the sender
+    or the arrival of the receiver. `blob` is None for a signal. The channel with the earliest
+    `deadline` is sent first. On the board the blob has the offset `board`.
     """
 
     source: str
@@ -202,7 +203,7 @@ class _Part:
         return builder.graph()
 
     def _add(self, op: Op) -> None:
-        """Add an op. A copy of what this host computes for itself reads it here."""
+        """Add an op. If it copies a value that this host computes itself, it reads that value."""
         (source, *_) = op.inputs or ("",)
         if op.kind == "Copy" and self.step.blobs[source].location.host != self.host:
             location = self._computed(source, self._home(self.host))
@@ -211,7 +212,7 @@ class _Part:
         self.builder.add(op)
 
     def _computed(self, blob: str, location: Location) -> Location:
-        """Where this host has a scalar of the clock, which is added there unless it has it."""
+        """The blob in which this host has a scalar of the clock; its ops are added if needed."""
         if blob in self.builder.blobs:
             return self.builder.blobs[blob].location
         step, builder = self.step, self.builder
@@ -232,7 +233,7 @@ class _Part:
         return location
 
     def _transfers(self) -> Iterator[_Transfer]:
-        """What crosses between hosts in a step, in its order, and has an end at this host."""
+        """The transfers of a step, in its order, that have an end at this host."""
         step, together = self.step, {name for one in self.collectives for name in one.copies}
         for op in step.ops.values():
             if op.kind != "Copy" or op.name in together or op.inputs[0] in self.clockwork:
@@ -269,15 +270,16 @@ class _Part:
     ) -> Iterator[tuple[str, str]]:
         """Control edges from puts to the arrivals that other hosts send because of them.
 
-        The part of this host in a collective is a put and an arrival in one.
+        The part of this host in a collective counts as a put and an arrival.
 
-        An arrival comes after these puts anyway. The edges tell so to whatever looks at this part
-        alone: two ops with a path between them through another host are not dispatched as one.
+        An arrival comes after these puts anyway. The edges make this visible to passes that see
+        only this part: two ops with a path between them through another host must not become one
+        segment.
 
-        Where the graph does not show how another host makes a value, it may depend on all that the
-        host reads from the start: what is computed from states alone. Arrivals that are not needed
-        before the next iteration share a fence, and wait for the puts of all these values that do
-        not come from another host themselves.
+        If the graph does not show how another host computes a value, the value may depend on
+        everything that this host sends at the start of an iteration, that is, on values computed
+        from states alone. Arrivals that are not needed before the next iteration then wait, through
+        one fence, for the puts of all these values, except those that come from another host.
         """
         step, given = self.step, early(self.step)
         late: set[str] = set()
@@ -342,7 +344,7 @@ class _Part:
                     puts.setdefault(following, set()).update(puts[name])
 
     def _others_of(self, one: Collective) -> tuple[list[str], list[str]]:
-        """The ops of other hosts that wait for this host in a collective, and those before it.
+        """The ops of other hosts that wait for this host in a collective, and the ops before it.
 
         Each host of a collective may wait for all others.
         """
@@ -356,8 +358,8 @@ class _Part:
     def _fenced(
         self, first: set[str], behind: list[str], waits: dict[str, set[str]]
     ) -> Iterator[tuple[str, str]]:
-        """The control edges from puts to arrivals; a fence is between the `first` puts and all
-        that is `behind` them."""
+        """The control edges from puts to arrivals; a fence stands between the `first` puts and the
+        arrivals `behind` them."""
         if len(behind) > 1 and len(first) > 1:
             at = self._home(self.host)
             fence = self.builder.fresh("fence")
@@ -414,7 +416,8 @@ class _Part:
         return name
 
     def _adjoin(self, posts: Collection[str]) -> None:
-        """Let joins read on the board what is there, also what this host has posted itself."""
+        """Let joins read posted values on the board, also those that this host has posted
+        itself."""
         builder = self.builder
         here = {o.outputs[0] for o in builder.ops.values() if o.attributes.get("board") is not None}
         own = {blob: posted(blob) for blob in posts}
@@ -465,7 +468,7 @@ def _at_one_host(step: Graph, given: Collection[str]) -> set[str]:
 def _thinned(
     waits: Mapping[str, set[str]], together: Mapping[str, Collective]
 ) -> dict[str, set[str]]:
-    """Of the collectives of one order for which an op waits, only the last."""
+    """Of the collectives of one order that an op waits for, keep only the last."""
     thin: dict[str, set[str]] = {}
     for name, before in waits.items():
         last: dict[Group, int] = {}
@@ -481,7 +484,7 @@ def _thinned(
 
 
 def _in_order(ops: Mapping[Collective, str]) -> Iterator[tuple[str, str]]:
-    """Control edges between the ops of collectives, which fix their orders."""
+    """Control edges between the ops of collectives, which fix their order."""
     last: dict[Group, str] = {}
     for one, name in ops.items():
         if one.order in last:

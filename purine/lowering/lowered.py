@@ -1,4 +1,4 @@
-"""What a lowering pass returns, and what lowering as a whole returns."""
+"""The result of a lowering pass, and of lowering as a whole."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Lowered:
     unsegmented: Graph | None = None
 
     def __str__(self) -> str:
-        """The graph as text, and behind it a line for each segment with its ops."""
+        """The graph as text, then a line for each segment with its ops."""
         segments = (
             f"segment {name}: {', '.join(op.name for op in ops)}"
             for name, ops in self.members.items()
@@ -39,5 +39,5 @@ class Lowered:
         return self.peaks(credit=credit).devices
 
     def peaks(self, *, credit: int = 1) -> Peaks:
-        """The same, and the most that all devices hold at one moment."""
+        """The same, and the most that all devices hold together at one moment."""
         return peaks(self.graph, members=self.members, unsegmented=self.unsegmented, credit=credit)

@@ -1,8 +1,8 @@
-"""Lowering pass `packing`: lay filters out once for all convolutions that read them.
+"""Lowering pass `packing`: reorder filters once for all convolutions that read them.
 
 The micro-batches of a step read the same filters. A `PackFilters` op writes them in the layout of
-the library's kernels, and the convolutions of one device read its output. It waits for the filters
-alone, so it runs while a pipeline stage waits for its first micro-batch.
+the library's kernels, and the convolutions of one device read its output. It waits only for the
+filters, so it runs while a pipeline stage waits for its first micro-batch.
 
 The gain depends on the number of micro-batches: none on one core with four, and 4.5 % of a step of
 GoogLeNet in a 1F1B pipeline of two cores with eight.
@@ -31,7 +31,7 @@ _LEAST = 3
 
 
 def with_packed_filters(graph: Graph) -> Lowered:
-    """The graph with the filters packed that several convolutions of a device read."""
+    """The graph with packed filters where several convolutions of a device read them."""
     readers: dict[tuple[Location, str, str, object], list[Op]] = {}
     for op in graph.ops.values():
         packable = can_pack(op, graph.blobs)

@@ -1,14 +1,14 @@
-"""Small values that go from one host to another together, as one message.
+"""Parcels: small values that are sent from one host to another as one message.
 
-A put and its arrival cost some 40 us of both hosts, however small the value is, and a batch norm
+A put and its arrival cost about 40 us at both hosts, however small the value is, and a batch norm
 has four values of some hundred bytes. So small vectors between the same two devices become a
 parcel: one op joins them, one copy crosses, and one op splits them.
 
-Values share a parcel only where no op then waits for itself through another host:
+Values share a parcel only if no op then waits for itself through another host:
 
-- those that one op reads, as the average of a bucket does: it waits for all of them anyway;
-- states that take the same way over hosts: all of them are there when an iteration begins. Those
-  that go over the board are joined once, for all hosts.
+- values that one op reads, as the average of a bucket does: it waits for all of them anyway;
+- states with the same route over hosts: all of them are there when an iteration begins. Those on
+  the board are joined once, for all hosts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def in_parcels(step: Graph) -> Graph:
 
 
 def _key(step: Graph, copy: Op) -> _Key | None:
-    """What the copies of one parcel have in common; None for a copy that goes by itself."""
+    """The key that copies of one parcel share; None for a copy that is sent alone."""
     source, target = step.blobs[copy.inputs[0]], step.blobs[copy.outputs[0]]
     if source.location.host == target.location.host or source.dtype != target.dtype:
         return None
@@ -76,7 +76,7 @@ def _key(step: Graph, copy: Op) -> _Key | None:
 
 
 def _way(step: Graph, blob: Blob) -> tuple[Location, ...] | None:
-    """Where a copy of a state was before, the nearest first; None for other blobs."""
+    """The earlier copies of a copied state, the nearest first; None for other blobs."""
     way = [blob.location]
     while (maker := step.producers.get(blob.name)) is not None and maker.kind == "Copy":
         blob = step.blobs[maker.inputs[0]]

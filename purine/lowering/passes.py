@@ -30,10 +30,10 @@ __all__ = ["LOWERING", "Options", "Pass", "lower", "options_for"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What may differ between two lowerings of one step.
+    """The options of a lowering.
 
     With `segments` the ops of a lane are dispatched in groups. A trace of single ops needs them
-    single. `host` is the host whose part is lowered; None stands for the only one.
+    single. `host` is the host whose part is lowered; None stands for the only host.
     """
 
     segments: bool = False
@@ -42,11 +42,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One rewrite of lowering.
+    """One pass of lowering.
 
-    `why` says in one sentence what the pass is for. `rules` are those that its result obeys. The
-    pass is skipped where `applies` is false of the options. With `whole` its result has all inputs,
-    states and outputs of the graph before it.
+    `why` is its purpose in one sentence. `rules` are those that its result obeys. The pass is
+    skipped if `applies` is false for the options. With `whole` its result has all inputs, states
+    and outputs of the graph before it.
     """
 
     name: str
@@ -68,7 +68,7 @@ LOWERING: tuple[Pass, ...] = (
     ),
     Pass(
         "aliases",
-        "Copies between devices that share memory move nothing, so they are not dispatched.",
+        "Copies between devices that share memory move no bytes, so they are not dispatched.",
         lambda graph, options: without_aliases(graph),
         SHARED_MEMORY_RULES,
     ),
@@ -86,20 +86,20 @@ LOWERING: tuple[Pass, ...] = (
     ),
     Pass(
         "products",
-        "Between hosts, gradients of large parameters go into memory that is kept.",
+        "On several hosts, gradients of large parameters are written to memory that is reused.",
         lambda graph, options: with_kept_products(graph),
         SHARED_MEMORY_RULES,
         applies=lambda options: options.host is not None,
     ),
     Pass(
         "packing",
-        "Filters that several convolutions read are laid out for the library's kernels once.",
+        "Filters that several convolutions read are reordered for the library's kernels once.",
         lambda graph, options: with_packed_filters(graph),
         PACKED_RULES,
     ),
     Pass(
         "segments",
-        "Ops that follow each other on a lane are dispatched as one, without the interpreter.",
+        "Consecutive ops of a lane are dispatched as one, without the interpreter.",
         lambda graph, options: joined(graph),
         PACKED_RULES,
         applies=lambda options: options.segments,
@@ -109,7 +109,7 @@ LOWERING: tuple[Pass, ...] = (
 
 
 def options_for(step: Graph, host: str | None = None) -> Options:
-    """The options with which a step runs fastest, on this host of several.
+    """The options with which a step runs fastest on this host.
 
     Ops of GPUs are enqueued one by one: enqueueing is cheap, and streams overlap them.
     """

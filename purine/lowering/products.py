@@ -1,8 +1,8 @@
-"""Lowering pass `products`: gradients of large parameters go into memory that is kept.
+"""Lowering pass `products`: write gradients of large parameters to memory that is reused.
 
 The gradient of an inner product is a matrix product as large as the parameter. New memory for it in
-each iteration takes longer than its way to the owner: the system clears every page. So a host among
-several keeps the memory, and uses it again when nothing holds it any more.
+each iteration takes longer than sending it to the owner, because the system clears every page. So
+in a run on several hosts the memory is kept, and reused when no tensor holds it any more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGE = 8 << 20
 
 
 def with_kept_products(graph: Graph) -> Lowered:
-    """The graph with large matrix products in memory that is kept between iterations."""
+    """The graph with large matrix products in memory that is reused between iterations."""
     builder, kernels = Builder(graph), dict[str, Kernel]()
     for op in graph.ops.values():
         if op.kind != "aten.mm" or not is_cpu(op.location):

@@ -1,8 +1,8 @@
-"""What can be shown of a step over several hosts without running it.
+"""Properties of a step over several hosts that are proved without running it.
 
-Its hosts cannot wait for each other for ever: data, control edges, channels, collectives, credit
-and slots close no cycle, as the step was cut and as it is lowered. All hosts of a group make their
-collectives in one order. And no device needs more memory than it has.
+Its hosts cannot deadlock: data, control edges, channels, collectives, credit and slots form no
+cycle, neither in the step nor in its lowered parts. All hosts of a group have their collectives in
+one order. And no device needs more memory than it has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Proof", "prove"]
 
 @dataclass(frozen=True)
 class Proof:
-    """What was looked at: waits by sort, orders of collectives, and the peak of each device."""
+    """What was checked: waits by kind, orders of collectives, and the peak of each device."""
 
     hosts: int
     waits: Mapping[str, int]
@@ -39,9 +39,9 @@ class Proof:
 
 
 def prove(step: Graph, *, memory: int | None = None, credit: int = 3) -> Proof:
-    """Show that the hosts of a verified step cannot deadlock, or raise what is wrong.
+    """Prove that the hosts of a verified step cannot deadlock, or raise what is wrong.
 
-    `memory` are the bytes of each device, if they are to be compared with what it needs.
+    `memory` are the bytes of each device, to be compared with its peak.
 
     >>> import purine as pu
     >>> step = pu.compose(pu.zoo.mlp(batch=8), solver=pu.solvers.sgd, devices="host0-1:cpu:0")

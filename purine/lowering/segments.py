@@ -1,14 +1,14 @@
-"""Lowering pass `segments`: dispatch runs of ops on one lane as one op.
+"""Lowering pass `segments`: dispatch consecutive ops of one lane as one op.
 
 Dispatching an op costs some microseconds under the interpreter's lock. So consecutive ops of a
-compute lane become a segment: one op to the dispatcher and one call that releases the lock. A
+compute lane become a segment: one op for the dispatcher and one call that releases the lock. A
 segment ends where another device waits for its result, before an op that waits for another device,
-and when it is long enough: gradients leave at its end, and all parameters that it reads must be
-there at its start. For the same reason it ends where a large value leaves for another host, and
-before one of another host is waited for. Ops of one kind that takes many at once (updates, means)
+and when it is long enough: gradients leave only at its end, and it starts only when all parameters
+that it reads are there. For the same reason it ends after an op whose large result goes to another
+host, and before an op that waits for one. Ops of a kind that takes many at once (updates, means)
 become one call.
 
-The graph of segments has no cycle: each is complete before anything that reads from it is placed.
+The graph of segments has no cycle: each segment is complete before any reader of it is placed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ register(Kind(SEGMENT, None, (), variadic=True))
 
 
 def pays(graph: Graph) -> bool:
-    """Whether dispatching ops one by one would take a good part of a graph's time."""
+    """Whether dispatching ops one by one would take a large part of the time of a graph."""
     ops = [op for op in graph.ops.values() if computes(op.lane)]
     several_lanes = len({(op.location, op.lane) for op in ops}) > 1
     return several_lanes or sum(_seconds(graph, op) for op in ops) < _SHORT * len(ops)
@@ -69,7 +69,7 @@ _PROMPT = 1e-3
 
 
 def joined(graph: Graph) -> Lowered:
-    """The graph with the ATen ops of its compute lanes in segments, plain sums among them."""
+    """The graph with the ATen ops of its compute lanes in segments, including plain sums."""
     builder = Builder(graph)
     for op in graph.ops.values():
         if op.kind == "AddScaled" and op.attributes.get("scale", 1.0) == 1.0:
@@ -99,10 +99,10 @@ def _is_large(graph: Graph, blob: str) -> bool:
 
 def _arriving(graph: Graph, apart: Set[str]) -> set[str]:
     """Compute ops that are the first of their lane to read a large value from another host, or one
-    made of such values alone.
+    computed only from such values.
 
-    `apart` are the ops beside the compute lanes that wait for one. A state that one of them
-    updates is such a value for the next iteration.
+    `apart` are the ops on other lanes that wait for one. A state that one of them updates is such a
+    value for the next iteration.
     """
     makers = graph.producers
     late = {
@@ -126,7 +126,7 @@ def _arriving(graph: Graph, apart: Set[str]) -> set[str]:
 
 
 def _leaving(graph: Graph) -> set[str]:
-    """Compute ops whose results go to another host, directly or through ops beside them."""
+    """Compute ops whose results go to another host, directly or through ops on other lanes."""
     leaving: set[str] = set()
     sent: set[str] = set()
     for op in reversed(graph.in_order):
@@ -141,7 +141,7 @@ def _leaving(graph: Graph) -> set[str]:
 
 
 def _behind_arrivals(graph: Graph) -> set[str]:
-    """Ops beside the compute lanes that wait for a large value from another host.
+    """Ops on other lanes than compute that wait for a large value from another host.
 
     In one segment they would wait for the last of these values.
     """
@@ -156,11 +156,12 @@ def _behind_arrivals(graph: Graph) -> set[str]:
 
 
 def _awaiting_puts(graph: Graph) -> dict[str, int]:
-    """By op beside the compute lanes that waits for another host, the puts that wait for it.
+    """For each op on another lane than compute that waits for another host, the puts that wait for
+    it.
 
-    The number has a bit for each put. Only ops with the same puts are in one segment: it makes no
-    put wait for more arrivals than before. Otherwise two hosts could each have a segment that waits
-    for a value of the other's, though no op does.
+    The number has a bit for each put. Only ops with the same puts are in one segment, so that no
+    put waits for more arrivals than before. Otherwise two hosts could each have a segment that
+    waits for a value of the other, though no op does.
     """
     arriving = [name for name, op in graph.ops.items() if op.kind in _ARRIVING]
     after = chain.from_iterable(graph.successors[name] for name in arriving)
@@ -176,7 +177,7 @@ def _awaiting_puts(graph: Graph) -> dict[str, int]:
 def _team(op: Op) -> object:
     """Ops with equal teams can be in one segment; None for an op that has to be alone.
 
-    ATen ops of a compute lane form one team, and so do ops of a kind that takes many.
+    ATen ops of a compute lane form one team, and so do ops of a kind that takes many at once.
     """
     if is_scriptable(op):
         return "aten" if computes(op.lane) else None
@@ -233,7 +234,7 @@ def segmented(
 
 
 class _Grouping:
-    """Which ops go together: lanes take turns, and each adds one segment in its turn."""
+    """The choice of segments: lanes take turns, and each adds one segment in its turn."""
 
     def __init__(
         self,
@@ -362,8 +363,8 @@ def segment_kernel(
 ) -> Kernel:
     """One kernel for the ops of a segment.
 
-    Where torch cannot compile them they run one by one, which is logged. `over` is the input that
-    an op may write its result over. A failing op raises a `SegmentError` that names it.
+    If torch cannot compile them, they run one by one, which is logged. `over` is the input that an
+    op may write its result over. A failing op raises a `SegmentError` that names it.
     """
     if lookup(ops[0]).variants.many is not None:
         return _many_kernel(ops)
@@ -400,12 +401,12 @@ def segment_kernel(
 
 @cache
 def _warn_once(names: str, reason: str) -> None:
-    """Log a segment that is not compiled once per process, though each start of a run tries."""
+    """Log a segment that is not compiled once per process, not at each start of a run."""
     _log.warning("segment %s is not compiled and runs op by op: %s", names, reason)
 
 
 def _many_kernel(ops: Sequence[Op]) -> Kernel:
-    """One call for ops of a kind that takes many; inputs and results follow each other op by op."""
+    """One call for ops of a kind that takes many; inputs and results are concatenated op by op."""
     call, width = lookup(ops[0]).bind_many(ops[0]), len(ops[0].inputs)
     single = len(ops) == 1 and len(ops[0].outputs) == 1
 

@@ -1,13 +1,13 @@
 """Lowering pass `shares`: all devices average and apply a part of each large gradient.
 
-Devices that share memory need no owner of a parameter, for which the others would wait: each takes
-a share of the elements, adds up the gradients of all replicas and updates weight and optimizer
+If devices share memory, a parameter need not have one owner that the others wait for: each device
+takes a share of the elements, adds the gradients of all replicas and updates weight and optimizer
 state in place, in pieces whose mean stays in the cache. The bits of an element stay the same.
 
-Control edges put all other readers of the weight before the shares, which write over it. Nothing
-waits for an update within its iteration, so these edges close no cycle.
+Control edges make all other readers of the weight run before the shares, which overwrite it. No op
+waits for an update within its iteration, so these edges form no cycle.
 
-Gradients that are matrix products are written into buffers that are kept between iterations: the
+Gradients that are matrix products are written to buffers that are reused in later iterations: the
 system would clear the pages of new ones on each allocation.
 """
 
@@ -79,7 +79,7 @@ def in_shares(graph: Graph, *, large: int | None = None) -> Lowered:
 
 
 def _divisible(graph: Graph, update: Op, mean: Op, large: int) -> bool:
-    """Whether the update is the mean's only reader, and sizes and memory allow to divide both."""
+    """Whether the update is the mean's only reader, and sizes and memory allow dividing both."""
     gradient = update.inputs[1]
     locations = _locations(graph, mean)
     state = graph.states.get(update.inputs[0])
@@ -115,7 +115,7 @@ def _only_reader(graph: Graph, name: str, reader: Op) -> bool:
 
 
 def _lives_on(graph: Graph, name: str, family: Mapping[str, str]) -> bool:
-    """Whether the old value of a state is needed beyond the readers of its iteration."""
+    """Whether the old value of a state is needed after its readers of this iteration."""
     views = {other for other in graph.blobs if family[other] == family[name]}
     if name not in graph.states or not views.isdisjoint(graph.outputs):
         return True
@@ -129,7 +129,7 @@ def _lives_on(graph: Graph, name: str, family: Mapping[str, str]) -> bool:
 def _divide(
     graph: Graph, builder: Builder, update: Op, mean: Op, readers: Set[str]
 ) -> dict[str, Kernel]:
-    """Replace a mean and an update by shares and an op behind them; returns their kernels."""
+    """Replace a mean and an update by shares and an op after them; returns their kernels."""
     before = {name for name, later in builder.control if later in (mean.name, update.name)}
     builder.control = {edge for edge in builder.control if edge[1] not in (mean.name, update.name)}
     del builder.ops[mean.name], builder.ops[update.name], builder.blobs[update.inputs[1]]
@@ -158,7 +158,7 @@ def _divide(
 
 
 def _bounds(graph: Graph, update: Op, mean: Op) -> Iterator[tuple[Location, int, int]]:
-    """The location of each share, and its first element and the one behind its last."""
+    """The location of each share, its first element, and the end of its range."""
     locations = _locations(graph, mean)
     length = math.prod(graph.blobs[update.inputs[0]].shape or ())
     grains = -(-length // _GRAIN)
@@ -187,7 +187,7 @@ class _Product:
 
 
 def _carry(products: Sequence[_Product]) -> Kernel:
-    """A kernel that returns what the shares have written over."""
+    """A kernel that returns the tensors that the shares have overwritten."""
 
     def kernel(*written: Tensor) -> Results:
         for product in products:
@@ -200,8 +200,8 @@ def _carry(products: Sequence[_Product]) -> Kernel:
 def _share(update: Op, mean: Op, start: int, stop: int) -> Kernel:
     """A kernel that averages and applies the elements from `start` to `stop`, in memory order.
 
-    Where the tensors have different strides, a range of memory holds different elements in each.
-    The share that starts at 0 then does all elements, and the others nothing.
+    If the tensors have different strides, a range of memory holds different elements in each. Then
+    the share that starts at 0 does all elements, and the others nothing.
     """
     apply, average = lookup(update).bind_overwrite(update), lookup(mean).bind_many(mean)
     others = len(update.inputs) - 1

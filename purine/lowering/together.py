@@ -1,17 +1,17 @@
-"""What all hosts of a group do at once: collectives between hosts, in place of puts and arrivals.
+"""Collectives between hosts, which all hosts of a group run together, instead of puts and arrivals.
 
 A `Reduce` that reads blobs of several hosts is one collective of these hosts. In a step with such
 an op, the copies of a state from its owner to all other hosts of the group are one as well: a
-broadcast. Everything else that goes between hosts is put.
+broadcast. All other values between hosts are put.
 
 The hosts of a group make their collectives in one order. Reductions and broadcasts have an order
-each, so a new parameter can go out while gradients come in. Both follow the depth of ops in the
-step (see `in_depth`), so no host waits for itself: a collective stands behind all that any of its
-hosts reads.
+each, so a new parameter can be sent while gradients are received. Both follow the depth of ops in
+the step (see `in_depth`), so no host waits for itself: a collective comes after everything that any
+of its hosts reads.
 
-All collectives of GPUs have one order, whatever their kind and hosts. NCCL runs as a kernel that
-waits for its peers and keeps a part of the GPU meanwhile. Two of them that GPUs begin in different
-orders may wait for each other for ever, also if they belong to different communicators.
+All collectives of GPUs have one order, whatever their kind and hosts. An NCCL kernel occupies a
+part of the GPU while it waits for its peers. Two of them that GPUs begin in different orders can
+deadlock, even if they belong to different communicators.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ register(Kind(BROADCAST, None, (), variadic=True, attributes=_CALL, facts=Facts(
 
 @dataclass(frozen=True, slots=True, order=True)
 class Group:
-    """Whose collectives go through one communicator.
+    """The members of one communicator.
 
-    In the memory of hosts each `kind` has a communicator. Between GPUs both kinds share one: a
+    In host memory each `kind` has a communicator. Between GPUs both kinds share one, because a
     communicator of NCCL takes some hundred megabytes of the GPU. `gpus` are the GPU of each host.
     """
 
@@ -77,7 +77,7 @@ class Group:
     gpus: tuple[str, ...] = ()
 
     def gpu_of(self, host: str) -> Location:
-        """Where a host takes part, in a group of GPUs."""
+        """The GPU with which a host takes part in a group of GPUs."""
         return Location(host, self.gpus[self.hosts.index(host)])
 
 
@@ -89,7 +89,7 @@ _ALL_GPUS = Group("", ())
 class Collective:
     """A collective of a step. `op` is its `Reduce`, or the state that is sent.
 
-    `copies` are the copies for which a broadcast stands. `gpus` are those of its hosts, if it is
+    `copies` are the copies that a broadcast replaces. `gpus` are those of its hosts, if it is
     between GPUs.
     """
 
@@ -113,7 +113,7 @@ class Collective:
 
     @property
     def order(self) -> Group:
-        """What all collectives of one order have alike: the group, or that they are of GPUs."""
+        """The key that all collectives of one order share: the group, or that they are of GPUs."""
         return _ALL_GPUS if self.gpus else self.group
 
 
@@ -149,7 +149,7 @@ def _broadcasts(
 ) -> Iterator[Collective]:
     """The broadcasts of states between the members of reductions, those updated early first.
 
-    They read states alone, so no reduction of their iteration comes before one.
+    They read only states, so no reduction of their iteration precedes one.
     """
     groups = {(one.hosts, one.gpus) for one in reduces}
     bound = {name for edge in step.control for name in edge}
@@ -204,7 +204,8 @@ def _numbered(collectives: Iterable[Collective]) -> Iterator[Collective]:
 
 
 def _refuse(step: Graph, op: Op) -> None:
-    """A host has one part of a reduction between hosts, on its GPU or in its memory."""
+    """Raise if a host has not one part of a reduction between hosts, on its GPU or in its
+    memory."""
     hosts = _hosts(step, op)
     places = [step.blobs[name].location for name in op.inputs]
     one_each = len(set(places)) == len(hosts) and len(places) == len(hosts) * op.whole("groups", 1)
@@ -223,7 +224,7 @@ def groups_of(step: Graph) -> tuple[Group, ...]:
 
 
 def collective_of(op: Op) -> Collective | None:
-    """What an op of a lowered part has a part in; None for other ops."""
+    """The collective of an op of a lowered part; None for other ops."""
     if op.kind not in (REDUCE, BROADCAST):
         return None
     root = op.attributes["root"]

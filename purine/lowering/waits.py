@@ -1,4 +1,4 @@
-"""What waits for what between the ops of all hosts: a schedule that can deadlock has a cycle here.
+"""The graph of waits between the ops of all hosts: a schedule that can deadlock has a cycle here.
 
 An op of iteration i waits for ops of iteration i - d, where d is the distance of the wait:
 
@@ -9,9 +9,9 @@ An op of iteration i waits for ops of iteration i - d, where d is the distance o
 | the first ops of an iteration, for the credit | the credit |
 | a put, for a slot at its receiver | the slots |
 
-Iterations are numbered from 0, so a run can stand still only if ops wait for each other in a cycle
-whose distances add up to 0. Distances are never negative: it is enough to look at the waits of
-distance 0. Those of the credit and of slots belong to them only where there is none or no slot.
+Iterations are numbered from 0, so a run can deadlock only if ops wait for each other in a cycle
+whose distances add up to 0. Distances are never negative, so checking the waits of distance 0 is
+enough. Those of the credit and of slots are among them only if the credit or the slots are 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Ends = Mapping[tuple[str, str, int], tuple[Channel, Channel]]
 class Waits:
     """The waits of distance 0 as a graph of the ops of all hosts, each named `host/op`.
 
-    `counts` has how many waits there are of each sort, whatever their distance.
+    `counts` has the number of waits of each kind, whatever their distance.
     """
 
     graph: Graph
@@ -47,11 +47,12 @@ class Waits:
     counts: Mapping[str, int]
 
     def cycle(self) -> list[str]:
-        """The nodes of a cycle, in the order of its edges; none where nothing can deadlock."""
+        """The nodes of a cycle, in the order of its edges; empty if there is no deadlock."""
         return find_cycle(self.graph)
 
     def text(self, cycle: list[str]) -> str:
-        """A cycle with what its ops wait for: `host0/a -> 'x' -> host0/b -> channel 0 -> ...`."""
+        """A cycle with the blob or channel of each wait: `host0/a -> 'x' -> host0/b -> channel 0 ->
+        ...`."""
         words = [cycle[0]]
         for name, after in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
             words += [self._why(name, after), after]
@@ -114,7 +115,7 @@ def waits_of(
 
 
 def _ends_of(part: Graph) -> tuple[list[str], list[str]]:
-    """The ops of a part that wait for none of their iteration, and those that none waits for."""
+    """The ops of a part that wait for no op of their iteration, and those that no op waits for."""
     later = set(chain.from_iterable(part.successors.values()))
     first = [name for name in part.ops if name not in later]
     return first, [name for name in part.ops if not part.successors[name]]

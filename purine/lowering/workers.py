@@ -1,4 +1,4 @@
-"""The graph of each worker of a graph: workers have nothing in common but shared states."""
+"""The graph of each worker of a graph; workers have only shared states in common."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def has_workers(graph: Graph) -> bool:
 
 
 def worker_parts(graph: Graph) -> Mapping[int, Graph]:
-    """The graph of each worker, by its number. A state that nobody uses is of the first.
+    """The graph of each worker, by its number. A state that no worker uses belongs to the first.
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=8)), lr=0.1)
@@ -42,13 +42,14 @@ def worker_parts(graph: Graph) -> Mapping[int, Graph]:
 
 
 def alone(part: Graph) -> Graph:
-    """The graph of one worker as that of the only one, which can be cut into parts of hosts."""
+    """The graph of one worker as a graph without workers, which can be cut into parts of hosts."""
     ops = {name: replace(op, worker=0) for name, op in part.ops.items()}
     return replace(part, ops=ops)
 
 
 def here(graph: Graph, host: str) -> Graph:
-    """What is on one host of a graph with workers on several, without ends of transfers."""
+    """The part of a graph with workers on several hosts that is on one host, without ends of
+    transfers."""
     blobs = {name for name, blob in graph.blobs.items() if blob.location.host == host}
     ops = {name: op for name, op in graph.ops.items() if op.location.host == host}
     return graph.only(blobs, ops)

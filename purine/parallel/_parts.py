@@ -1,4 +1,4 @@
-"""Copies of the batch half of a step, each for its own samples, and what joins them.
+"""Copies of the batch half of a step, each for its own samples, and the ops that combine them.
 
 A copy draws the random numbers that the whole batch would draw for its samples. `backward` adds a
 `BatchReduce` where a value of the whole batch is needed. Each becomes one op that adds up the
@@ -26,7 +26,7 @@ BESIDE: Lane = "inbound"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One copy: the prefix of its names, its samples, and where its nodes are put."""
+    """One copy: the prefix of its names, its samples, and the location of its nodes."""
 
     prefix: str
     start: int
@@ -44,7 +44,7 @@ class Part:
         return f"{self.prefix}/{name}"
 
     def origin(self, op: Op, copied: Container[str]) -> Origin:
-        """What a copy of an op is for: the copy of what the op is for, where that is `copied`."""
+        """The origin of a copy of an op; it refers to copies where those are `copied`."""
         own = origin_of(op)
         return replace(
             own,
@@ -57,7 +57,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The ops of a step's batch half that are there once, whatever the number of parts."""
+    """The ops of a step's batch half that exist once, whatever the number of parts."""
 
     ops: tuple[Op, ...] = ()
     blobs: frozenset[str] = frozenset()
@@ -95,7 +95,7 @@ def replicas_on(steps: Sequence[Graph], places: Sequence[Sequence[Location]]) ->
 def homes_of(
     step: Graph, halves: Halves, first: Part, owners: Mapping[str, Location]
 ) -> dict[str, Location]:
-    """Where everything that there is once is: what belongs to a parameter is at its owner."""
+    """The location of every op that exists once; those of a parameter are at its owner."""
     homes = {name: first.located(blob.location) for name, blob in step.blobs.items()}
     borders = {border: owners[p] for p, border in halves.gradients.items() if p in owners}
     return follow(step, halves, {**homes, **owners, **borders}, {*owners, *borders})
@@ -119,7 +119,7 @@ def add_part(
 ) -> None:
     """Add a copy of the batch half; `reads` renames blobs from outside of it, such as states.
 
-    What the parts compute together (`joined`) is left out, and read under its own names.
+    Ops that the parts compute together (`joined`) are left out, and read under their own names.
     """
     own = halves.made() - joined.blobs
     names = {name: part.name(name) for name in own} | {NOTHING: NOTHING}
@@ -150,11 +150,11 @@ def add_part(
 
 
 def add_joined(builder: Builder, graph: Graph, joined: Joined, parts: Sequence[Part]) -> None:
-    """Add what the parts compute together, at the devices of the first part."""
+    """Add the ops that the parts compute together, at the devices of the first part."""
     first = parts[0]
 
     def read(name: str) -> str:
-        """A blob of the step that all parts have alike, as one of them has it."""
+        """A part's name of a blob of the step that is the same in all parts."""
         own = name in joined.blobs or first.name(name) not in builder.blobs
         return name if own else first.name(name)
 
@@ -174,7 +174,7 @@ def add_joined(builder: Builder, graph: Graph, joined: Joined, parts: Sequence[P
 
 
 def _reduced(builder: Builder, graph: Graph, op: Op, parts: Sequence[Part]) -> str:
-    """Add the sum or the mean over all parts of what an op reads."""
+    """Add the sum or the mean of the inputs of an op over all parts."""
     (source,) = op.inputs
     location = parts[0].located(op.location)
     blob = replace(graph.blobs[source], name=builder.fresh(f"{op.name}/parts"), location=location)
@@ -189,7 +189,8 @@ def _reduced(builder: Builder, graph: Graph, op: Op, parts: Sequence[Part]) -> s
 
 
 def _add_gradients(builder: Builder, graph: Graph, op: Op, parts: Sequence[Part]) -> None:
-    """Add the mean over all parts of the gradient behind an all-reduce, and what each part gets."""
+    """Add the mean over all parts of the gradient of an all-reduce, and the gradient of each
+    part."""
     (result,) = op.outputs
     mean = replace(op, attributes={**op.attributes, "operation": "mean"})
     total = _reduced(builder, graph, mean, parts)
@@ -216,7 +217,8 @@ def add_reduction(
 ) -> None:
     """Add blobs, and an op that computes them from values of parts.
 
-    The op is where the first blob is, has its name unless one is given, and belongs to it or `of`.
+    The op is at the location of the first blob, has its name unless one is given, and its origin is
+    that blob or `of`.
     """
     for blob in blobs:
         builder.add(blob)
@@ -241,7 +243,7 @@ def add_average(
 
 
 def weighting(parts: Sequence[Part]) -> dict[str, Attribute]:
-    """The settings of a mean over parts: their shares of the batch, where these differ."""
+    """The attributes of a mean over parts: their shares of the batch, if these differ."""
     shares = tuple(part.share for part in parts)
     return {"weights": shares} if len({part.size for part in parts}) > 1 else {}
 
@@ -258,7 +260,7 @@ def add_next(builder: Builder, blob: Blob, parts: Sequence[Part]) -> None:
 def add_outputs(
     builder: Builder, graph: Graph, copied: Container[str], parts: Sequence[Part]
 ) -> None:
-    """Add the outputs of a graph; of those that are copied, the means of scalars, or each copy."""
+    """Add the outputs of a graph; for copied ones the means of scalars, or each copy."""
     for name in graph.outputs:
         blob, copies = graph.blobs[name], [part.name(name) for part in parts]
         if name in copied and not is_scalar(blob):
@@ -294,10 +296,10 @@ def _offset(op: Op) -> int:
 
 
 def _samples(graph: Graph) -> dict[str, int]:
-    """How many samples of the batch each op works on.
+    """The number of samples of the batch that each op works on.
 
-    In a graph that has cut its batch already, ops work on one part of it, or on several that were
-    joined. What reads no samples itself, such as a mask, works on as many as those who read it.
+    In a graph whose batch is already cut, ops work on one part of it, or on several that were
+    joined. An op that reads no samples, such as a mask, works on as many as its readers.
     """
     sizes: dict[int | None, int] = {None: samples_of(graph)}
     read: dict[str, frozenset[int | None]] = dict.fromkeys(graph.inputs, frozenset((None,)))
@@ -324,7 +326,7 @@ def _samples(graph: Graph) -> dict[str, int]:
 
 
 def joined_of(graph: Graph, halves: Halves) -> Joined:
-    """What the parts of a batch compute together; an error where its samples cannot be parted."""
+    """The ops that the parts of a batch compute together; raises if the batch cannot be cut."""
     batch = {op.name for op in halves.batch}
     joined: dict[str, Op] = {}
     blobs: set[str] = set()
@@ -362,7 +364,7 @@ def joined_of(graph: Graph, halves: Halves) -> Joined:
 
 
 def scale_of(op: Op, share: float) -> float:
-    """What the gradient of an all-reduce is multiplied by in a part with a share of the batch."""
+    """The factor of the gradient of an all-reduce in a part with a share of the batch."""
     scale = op.number("scale", 1.0)
     return scale / share if op.attributes["operation"] == "sum" else scale
 
@@ -372,7 +374,7 @@ def _is_gradient(op: Op) -> bool:
 
 
 def _mixing(graph: Graph, op: Op) -> GraphError:
-    """Why a batch cannot be cut, by the op that marks it."""
+    """The error of a batch that cannot be cut, from the op that marks it."""
     name, because = str(op.attributes["op"]), str(op.attributes["because"])
     return GraphError(
         f"the batch cannot be cut: op {name!r} at {op.location} reads samples together",

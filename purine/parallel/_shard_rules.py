@@ -1,9 +1,9 @@
-"""How ops work on pieces of their inputs: a rule for each sharding class that kinds declare.
+"""How ops work on shards of their inputs: a rule for each sharding class that kinds declare.
 
-Rules of `_FOLLOW` and `_FOLLOW_FIRST` are for ops whose inputs are cut already. They return None if
-the pieces have to be gathered first. A rule of `_WEIGHTED` cuts an op by its parameters: by
-`columns`, so that each device computes a part of the result, or by `rows`, so that each computes a
-summand of it.
+Rules of `_FOLLOW` and `_FOLLOW_FIRST` are for ops whose inputs are sharded already. They return
+None if the shards have to be gathered first. A rule of `_WEIGHTED` shards an op by its parameters:
+by `columns`, so that each device computes a part of the result, or by `rows`, so that each computes
+a summand of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ By: TypeAlias = Literal["columns", "rows"]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An op as a rule sees it: shapes, how its inputs are cut, and which of them are states."""
+    """The input of a rule: the op with shapes, the sharding of its inputs, and which of them are
+    states."""
 
     op: Op
     inputs: tuple[Shape, ...]
@@ -56,9 +57,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ShardedOp:
-    """How inputs and outputs of an op are cut, and the op of each device.
+    """The sharding of the inputs and outputs of an op, and the op of each device.
 
-    None is an input that is whole, or an output of which each piece writes a summand.
+    None is an input that is whole, or an output of which each device writes a summand.
     """
 
     inputs: tuple[Sharding | None, ...]
@@ -68,7 +69,7 @@ class ShardedOp:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What is asked of an op with parameters: into how many pieces, how, and in which units."""
+    """A request to shard an op with parameters: into how many shards, how, and in which units."""
 
     count: int
     by: By | None
@@ -91,7 +92,8 @@ def _sharded(
 
 
 def _elementwise(seen: Seen) -> ShardedOp | None:
-    """Inputs of the same cut, or parameters, which are cut alike; broadcast ones stay whole."""
+    """Inputs with the same sharding, or parameters, which are sharded alike; broadcast ones stay
+    whole."""
     out = seen.outputs[0]
     index = next(k for k, sharding in enumerate(seen.shardings) if sharding)
     first = seen.shardings[index]
@@ -114,7 +116,7 @@ def _elementwise(seen: Seen) -> ShardedOp | None:
 
 
 def _dropout(seen: Seen, sharding: Sharding) -> ShardedOp | None:
-    """Each piece draws what the whole mask has at its places."""
+    """Each shard draws the values of the whole mask at its positions."""
     if sharding.axis == 0 or seen.op.attributes.get("part") is not None:
         return None
     extent = seen.inputs[0][sharding.axis]
@@ -126,7 +128,7 @@ def _dropout(seen: Seen, sharding: Sharding) -> ShardedOp | None:
 
 
 def _shifted(seen: Seen) -> ShardedOp | None:
-    """Scale and Bias: values that stand for the axis that is cut are cut too."""
+    """Scale and Bias: values that belong to the sharded axis are sharded too."""
     sharding = seen.shardings[0]
     if sharding is None:
         return None
@@ -144,7 +146,7 @@ def _prelu(seen: Seen, sharding: Sharding) -> ShardedOp:
 
 
 def _batch_norm(seen: Seen, sharding: Sharding) -> ShardedOp | None:
-    """Each channel by itself, with its own statistics."""
+    """Each channel is independent, with its own statistics."""
     if sharding.axis != 1:
         return None
     inputs, outputs = (
@@ -155,7 +157,7 @@ def _batch_norm(seen: Seen, sharding: Sharding) -> ShardedOp | None:
 
 
 def _planes(seen: Seen, sharding: Sharding) -> ShardedOp | None:
-    """Ops on each image of each channel by itself."""
+    """Ops on each channel of each image separately."""
     if sharding.axis > 1 or len(seen.inputs[0]) != 4:
         return None
     # Local response normalisation reads neighbouring channels, unless it is within one.
@@ -176,7 +178,7 @@ def _mean(seen: Seen, sharding: Sharding) -> ShardedOp | None:
 
 
 def _attention(seen: Seen) -> ShardedOp | None:
-    """Heads, and samples, attend by themselves."""
+    """Heads, and samples, are independent."""
     sharding = seen.shardings[0]
     if sharding is None or any(item != sharding for item in seen.shardings[:3]):
         return None
@@ -191,7 +193,7 @@ def _attention(seen: Seen) -> ShardedOp | None:
 
 
 def _products(seen: Seen) -> ShardedOp | None:
-    """Products of matrices for each of the places before them."""
+    """Batched matrix products, sharded along a batch dimension."""
     first, second = seen.shardings
     one, other = seen.inputs
     if first is None or first != second or len(one) != len(other) or first.axis > len(one) - 3:
@@ -235,7 +237,7 @@ def _reshaped(seen: Seen, sharding: Sharding) -> ShardedOp | None:
 
 
 def blocks_of(seen: Seen) -> tuple[int, int] | None:
-    """Along which axis an op cuts its input into equal parts, and into how many."""
+    """The axis along which an op cuts its input into equal parts, and their number."""
     axis, count = seen.axis(), len(seen.outputs)
     return None if seen.inputs[0][axis] % count else (axis, count)
 
@@ -287,7 +289,7 @@ def _concat(seen: Seen) -> ShardedOp | None:
 
 
 def _along(seen: Seen, sharding: Sharding, *, dropped: bool = False) -> ShardedOp | None:
-    """Ops that work along one axis, which is not the one that is cut."""
+    """Ops that work along one axis, which is not the sharded one."""
     axis = seen.axis()
     if sharding.axis == axis:
         return None
@@ -332,7 +334,7 @@ _FOLLOW_FIRST: Mapping[ShardRule, Callable[[Seen, Sharding], ShardedOp | None]] 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Which inputs of a kind are what, and which dimensions of the weight count what."""
+    """The roles of the inputs of a kind, and of the dimensions of the weight."""
 
     x: int
     weight: int
@@ -376,7 +378,7 @@ def _linear(seen: Seen, cut: Cut, at: _Places) -> ShardedOp:
 
 
 def _rows(seen: Seen, cut: Cut, index: int, axis: int) -> Sharding | None:
-    """How an input is cut along an axis, where the op is to be cut by rows."""
+    """The sharding of an input along an axis, if the op is to be sharded by rows."""
     given = seen.shardings[index]
     if given is not None and given.axis != axis:
         given = None
@@ -388,7 +390,7 @@ def _rows(seen: Seen, cut: Cut, index: int, axis: int) -> Sharding | None:
 def _summands(
     seen: Seen, count: int, at: _Places, changed: Mapping[str, Attribute] | None = None
 ) -> tuple[Piece, ...]:
-    """Pieces of which the first adds the bias."""
+    """Shards of which the first adds the bias."""
     whole = Piece(seen.op.kind, seen.op.attributes, tuple(range(len(seen.inputs))))
     if len(seen.inputs) < 3:
         return (whole,) * count
@@ -417,7 +419,7 @@ def _conv(seen: Seen, cut: Cut) -> ShardedOp:
 
 
 def _grouped_conv(seen: Seen, cut: Cut, groups: int) -> ShardedOp:
-    """Every device makes whole groups, or a part of one group, from the channels of these."""
+    """Every device computes whole groups, or a part of one group, from their channels."""
     x, weight = seen.inputs[:2]
     if cut.by == "rows":
         raise Cannot(f"it has {groups} groups, which are cut by columns alone")
@@ -484,19 +486,20 @@ def shard_rule(op: Op) -> ShardRule | None:
 
 
 def has_parameters(op: Op) -> bool:
-    """Whether an op can be cut by its parameters."""
+    """Whether an op can be sharded by its parameters."""
     return shard_rule(op) in _WEIGHTED
 
 
 def cut_by_parameters(seen: Seen, cut: Cut) -> ShardedOp:
-    """The sharded of an op that has parameters; `Cannot` with the reason where there is none."""
+    """The sharded form of an op with parameters; raises `Cannot` with the reason if there is
+    none."""
     shard = shard_rule(seen.op)
     assert shard is not None
     return _WEIGHTED[shard](seen, cut)
 
 
 def follow(seen: Seen) -> ShardedOp | None:
-    """The sharded of an op that works on its inputs as they are cut, if there is one."""
+    """The sharded form of an op with sharded inputs, if there is one."""
     shard = shard_rule(seen.op)
     first, *others = seen.shardings
     if shard is not None and shard in _FOLLOW:

@@ -17,20 +17,20 @@ class Cannot(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """The spans of one axis that each device holds, one behind the other, device by device.
+    """The spans of one axis that each device holds, in order, device by device.
 
-    Where they only say what is read, they may overlap and leave out parts of the axis.
+    If they only describe reads, they may overlap and leave out parts of the axis.
     """
 
     axis: int
     parts: tuple[tuple[Span, ...], ...]
 
     def extent(self, number: int) -> int:
-        """How much of the axis is in piece `number`."""
+        """The size of the axis in shard `number`."""
         return sum(end - start for start, end in self.parts[number])
 
     def along(self, axis: int) -> Sharding:
-        """The same cut of another axis of the same extent."""
+        """The same sharding of another axis of the same size."""
         return Sharding(axis, self.parts)
 
     def scaled(self, axis: int, factor: int, divisor: int = 1) -> Sharding | None:
@@ -45,14 +45,14 @@ class Sharding:
         return Sharding(axis, tuple(parts))
 
     def local(self, shape: Shape, number: int) -> Shape:
-        """The shape of piece `number` of a blob of the given shape."""
+        """The shape of shard `number` of a blob of the given shape."""
         return (*shape[: self.axis], self.extent(number), *shape[self.axis + 1 :])
 
 
 def evenly(
     extent: int, count: int, *, blocks: int = 1, unit: int = 1
 ) -> tuple[tuple[Span, ...], ...]:
-    """The spans of `count` pieces as equal as can be: of each of `blocks`, in whole units.
+    """The spans of `count` shards of nearly equal size: of each of `blocks`, in whole units.
 
     >>> evenly(10, 3)
     (((0, 4),), ((4, 7),), ((7, 10),))
@@ -74,14 +74,15 @@ def evenly(
 
 
 def reshaped_axis(before: Shape, axis: int, after: Shape) -> int | None:
-    """The axis of a reshaped blob that begins where `axis` begins, or None where none does."""
+    """The axis of a reshaped blob that begins where `axis` begins, or None."""
     outer = math.prod(before[:axis])
     axes = [axis for axis in range(len(after)) if math.prod(after[:axis]) == outer]
     return axes[-1] if axes else None
 
 
 def reshaped(before: Shape, sharding: Sharding, after: Sequence[int]) -> Sharding | None:
-    """How a reshaped blob is cut if the pieces are reshaped alone; None where they cannot be."""
+    """The sharding of a reshaped blob if each shard is reshaped alone; None if that is
+    impossible."""
     shape = tuple(after)
     axis = reshaped_axis(before, sharding.axis, shape)
     if axis is None:

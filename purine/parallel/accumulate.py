@@ -21,7 +21,7 @@ __all__ = ["accumulate"]
 
 @checked
 def accumulate(graph: Graph, times: int, *, together: bool = True, chained: bool = True) -> Graph:
-    """Forward and backward of `times` micro-batches, as of one batch that is as large.
+    """Run forward and backward of `times` micro-batches as one batch of their total size.
 
     Use it after `backward`, before or after a solver. Ops and blobs are copied under `micro0/`,
     `micro1/` and so on; gradients of parameters and scalar outputs are means under their own names,
@@ -29,8 +29,8 @@ def accumulate(graph: Graph, times: int, *, together: bool = True, chained: bool
     all micro-batches. Running statistics of batch norm pass from one micro-batch to the next; with
     `chained=False` no micro-batch waits for another, and they are means, as over replicas.
 
-    With `together=False` the gradient is the mean of those of the micro-batches, whatever the loss,
-    as with Caffe's `iter_size`.
+    With `together=False` the gradient is the mean of the gradients of the micro-batches, whatever
+    the loss, as with Caffe's `iter_size`.
     """
     at_least("times", times, 1)
     if times == 1:

@@ -2,13 +2,13 @@
 
 Inside each host the gradients of its replicas are averaged first, so a host sends one value of each
 to others. Hosts reduce along a spanning tree, whose root owns the parameter and updates it, and new
-values go back along the same tree; inside a host all replicas read what arrived. The topology is
-the form of the tree; with `native` collectives of all hosts take its place. Large parameters are
-cut into units, whose owners alternate between hosts.
+values return along the same tree; inside a host all replicas read the value that arrived. The
+topology is the form of the tree; with `native`, collectives of all hosts replace it. Large
+parameters are cut into units, whose owners alternate between hosts.
 
-A host needs only what it exchanges with others: with `only`, the graph holds the replicas of that
-host, all that there is once, and of other hosts no more than the ends of their transfers. Its size
-does not depend on the number of hosts, but for what a host receives from all others.
+A host needs only its transfers with others. With `only`, the graph holds the replicas of that host,
+the ops that exist once, and of other hosts only the ends of their transfers. Its size does not
+depend on the number of hosts, except for values that a host receives from all others.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class HostReplicas:
         self.turns = cache(self._turns)
 
     def _group(self, location: Location) -> dict[str, list[Part]]:
-        """By host the replicas that have there what is at a location of the step."""
+        """By host the replicas whose nodes for a location of the step are there."""
         group: dict[str, list[Part]] = {}
         for part in self.parts:
             group.setdefault(part.located(location).host, []).append(part)
@@ -105,7 +105,7 @@ class HostReplicas:
 
     @cached_property
     def gradients(self) -> dict[str, str]:
-        """By whole parameter its gradient, as each replica has it."""
+        """By whole parameter its gradient in each replica."""
         units = {unit for cut in self.cuts.values() for unit in cut.units}
         known = {p: g for p, g in self.halves[0].gradients.items() if p not in units}
         known |= {cut.parameter: cut.gradient for cut in self.cuts.values()}
@@ -130,14 +130,14 @@ class HostReplicas:
         return buckets + [tuple(group) for group in waiting.values()]
 
     def _turns(self, count: int) -> dict[str, int]:
-        """Which of the `count` devices of a host has each parameter."""
+        """The device of each parameter among the `count` devices of a host."""
         blobs = self.base.blobs
         sizes = {bucket[0]: sum(size_in_bytes(blobs[p]) for p in bucket) for bucket in self.buckets}
         turns = shared_out(sizes, lambda _: range(count))
         return {name: turns[bucket[0]] for bucket in self.buckets for name in bucket}
 
     def home(self, name: str, host: str) -> Location:
-        """The device of a host that has a parameter, or a blob that there is once, for all."""
+        """The device of a host that has a parameter, or a blob that exists once."""
         location = self.base.blobs[name].location
         replicas = self.group(location)[host]
         devices = list(dict.fromkeys(part.located(location) for part in replicas))
@@ -199,7 +199,7 @@ class HostReplicas:
         return f"{part.located(self.base.blobs[parameter].location).host}/{parameter}"
 
     def _add_parameters(self, homes: Mapping[str, Location]) -> None:
-        """Bring what replicas read to their hosts, and join what is cut."""
+        """Send the parameters that replicas read to their hosts, and join the units."""
         base, batch = self.base, self.halves[0].made()
         read = dict.fromkeys(name for op in self.halves[0].batch for name in op.inputs)
         once = {op.name for op in self.halves[0].once}
@@ -219,7 +219,7 @@ class HostReplicas:
     def _spread(self, name: str, parameter: str, root: str, form: Form) -> None:
         """Copy a blob from its owner to the other hosts, along their route.
 
-        In memory that hosts share, the owner puts a state for all of them.
+        In memory that hosts share, the owner posts a state for all of them.
         """
         location = self.base.blobs[parameter].location
         board = self.shared and name in self.base.states and self._goes_to_all(location)
@@ -248,7 +248,7 @@ class HostReplicas:
         return (number for number in numbers if number > 0)
 
     def _join(self, parameter: str, cut: Cut) -> None:
-        """Make the whole parameter of its units on each host."""
+        """Join the units of a parameter on each host."""
         blob = self.base.blobs[parameter]
         for host in self.group(blob.location):
             if self.shows(host):
@@ -304,7 +304,7 @@ class HostReplicas:
             self._along(route, value_of, [replace(unit, location=owner)], cut.parameter)
 
     def _values(self, blobs: Sequence[Blob], leader: str, host: str) -> list[str]:
-        """What a host has of blobs: that of its replica, or the mean of those of several."""
+        """The values of blobs on a host: those of its replica, or the means of several."""
         replicas = self.group(blobs[0].location)[host]
         if len(replicas) == 1:
             part = replicas[0]
@@ -343,7 +343,7 @@ class HostReplicas:
     ) -> None:
         """Add up the values of all hosts along a route; the root writes their weighted mean.
 
-        Along a flat one, one collective does it.
+        A flat route is one collective.
         """
         shares = self.shares(self.base.blobs[leader].location)
         even = len(set(shares.values())) == 1
@@ -354,7 +354,7 @@ class HostReplicas:
             return
 
         def sums(number: int) -> list[Blob]:
-            """What the host with a number writes."""
+            """The output of the host with this number."""
             host = route.host(number)
             if not number:
                 return list(wholes)
@@ -362,7 +362,7 @@ class HostReplicas:
             return [replace(blob, name=f"{host}/{blob.name}/sum", location=home) for blob in wholes]
 
         def total(number: int) -> list[str]:
-            """What the host with a number passes on to its parent."""
+            """The value that the host with this number passes to its parent."""
             if route.children(number):
                 return self._known(sums(number))
             return values(route.host(number))
@@ -382,10 +382,10 @@ class HostReplicas:
     def _nodes(
         self, route: Route, values: Callable[[str], list[str]], total: Callable[[int], list[str]]
     ) -> Iterator[tuple[int, list[list[str]]]]:
-        """The hosts that add something up, with what they read, leaves first.
+        """The hosts that add values, with their inputs, leaves first.
 
-        With `only`, what a parent does with the value of this host is shown with this input alone:
-        what is behind it tells when the value is needed.
+        With `only`, the sum of a parent is shown with the input from this host alone; its readers
+        give the deadline of that value.
         """
 
         def inputs(number: int) -> list[list[str]]:
@@ -436,7 +436,8 @@ class HostReplicas:
                 self._spread_result(name)
 
     def _spread_result(self, name: str) -> None:
-        """Copy a scalar that the step returns to all hosts, of which each has some of the batch."""
+        """Copy a scalar that the step returns to all hosts, each of which has a part of the
+        batch."""
         builder, root = self.builder, self.builder.blobs[name].location.host
         devices: dict[str, Location] = {}
         for part in self.parts:

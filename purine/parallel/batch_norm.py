@@ -33,7 +33,7 @@ def synchronise(graph: Graph, parts: Sequence[Part]) -> Graph:
 
 
 class _Synchronised:
-    """The graph while batch norms are replaced in it, those of all replicas at a time."""
+    """The graph while its batch norms are replaced, those of all replicas at a time."""
 
     def __init__(self, graph: Graph, parts: Sequence[Part]) -> None:
         self.base, self.parts = graph, parts
@@ -77,8 +77,8 @@ class _Synchronised:
             return peers
         what = f"op {op.name!r} ({op.kind}) at {op.location} is not in all replicas"
         found = f"{len(peers)} of {len(ops)} replicas that have it"
-        remedy = "make all steps from one net; recompute behind replicate, or blocks by name"
-        raise GraphError(what, "steps that differ in their batch alone", found, remedy, op=op)
+        remedy = "make all steps from one net; recompute after replicate, or name the blocks"
+        raise GraphError(what, "steps that differ only in their batch", found, remedy, op=op)
 
     def _forward(self, rest: str, peers: Sequence[Op]) -> None:
         builder, settings = self.builder, peers[0].attributes
@@ -147,7 +147,7 @@ class _Synchronised:
             self._replace(op, "BatchNormGradient", mean, variance, *totals)
 
     def _owner(self, running: Sequence[str], peers: Sequence[Op]) -> Location:
-        """Where statistics are combined, and the running ones kept: the replicas take turns."""
+        """The device that combines statistics and keeps the running ones: replicas take turns."""
         if running[0] in self.homes:
             return self.homes[running[0]]
         owner = peers[next(self.turns) % len(peers)].location
@@ -158,7 +158,7 @@ class _Synchronised:
         return owner
 
     def _next(self, name: str, parts: Sequence[str], owner: Location) -> str:
-        """The one blob that takes the place of the replicas' next running statistics."""
+        """The one blob that replaces the replicas' next running statistics."""
         builder = self.builder
         if not any(parts):
             return NOTHING
@@ -189,7 +189,7 @@ class _Synchronised:
 
 
 def _refuse(op: Op) -> None:
-    """Batch norms that see a whole batch and are not known here."""
+    """Refuse batch norms that see a whole batch and are not supported here."""
     train = op.attributes.get("train", op.attributes.get("training", True))
     name = op.kind.lower().replace("_", "")
     if "batchnorm" in name and op.kind not in _PER_SAMPLE and train:

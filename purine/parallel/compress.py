@@ -1,12 +1,11 @@
-"""Compression of what goes over the network: gradients, and parameters on their way back.
+"""Compression of network traffic: gradients, and parameters on their way back.
 
 A `Copy` between hosts becomes an encoder at the sender, copies of the encoded blobs, and a decoder
-at the receiver that writes the blob which the copy wrote. Everything else stays: readers, names and
-the reduction. Copies are found by their locations, and what they carry by the origins of the ops
-around them.
+at the receiver that writes the output of the copy. Readers, names and the reduction stay. Copies
+are found by their locations; the origins of neighbouring ops tell what they carry.
 
-Invariant: all replicas compute with the same weights. Where parameters return rounded, the owner
-keeps the exact value for the update alone, and its own replicas read the rounded one as well.
+Invariant: all replicas compute with the same weights. If parameters return rounded, the owner uses
+the exact value only for the update, and its own replicas read the rounded one too.
 """
 
 from __future__ import annotations
@@ -67,16 +66,16 @@ def compress(
     block: int = 256,
     between: Literal["hosts", "devices"] = "hosts",
 ) -> Graph:
-    """A training step on several hosts that sends less: gradients and parameters are encoded.
+    """Encode the gradients and parameters that a training step sends between hosts.
 
     `fp16` and `bf16` round gradients, and parameters on their way back. `int8` sends gradients as
     codes of 8 bits with a scale for each `block` of values (0: one for all). `topk` sends the
-    `share` of each gradient with the largest magnitudes. Both keep what they did not send as a
-    state, `residual/...`, and add it to the next gradient. With them parameters return as
-    `parameters` says: in `fp32` (the default), `fp16` or `bf16`.
+    `share` of each gradient with the largest magnitudes. Both use error feedback: they keep the
+    part that they did not send as a state, `residual/...`, and add it to the next gradient. With
+    them parameters return in the precision `parameters`: `fp32` (the default), `fp16` or `bf16`.
 
-    Only float32 blobs of 4 KiB and more are encoded. With `between="devices"` copies between all
-    devices are. A step on one host (or device) is refused.
+    Only float32 blobs of 4 KiB and more are encoded. With `between="devices"`, copies between all
+    devices are encoded. A step on one host (or device) is refused.
 
     >>> import purine as pu
     >>> net = pu.zoo.mlp(batch=8)
@@ -102,7 +101,7 @@ def compress(
 
 
 def _refuse_collectives(step: Graph) -> None:
-    """A collective adds up values as they are."""
+    """Refuse collectives, which add values as they are."""
     for op in step.ops.values():
         hosts = {step.blobs[name].location.host for name in op.inputs}
         if op.kind in COLLECTIVES and len(hosts) > 1:
@@ -175,7 +174,7 @@ class _Compression:
         return state is not None and state.trainable and not exact
 
     def _replace(self, copy: Op, codec: _Codec) -> None:
-        """Put a decoder in the place of a copy. `insert_copies` brings it what it reads."""
+        """Replace a copy by a decoder. `insert_copies` adds the copies of its inputs."""
         target = self.step.blobs[copy.outputs[0]]
         self.builder.ops[copy.name] = self._decoder(copy.name, copy.inputs[0], target, codec)
 
@@ -228,7 +227,8 @@ class _Compression:
         return self.encoded[source]
 
     def _round_at_owner(self, source: str, codec: _Codec) -> None:
-        """Let the replicas of the owner's host read what the others read; updates read it exact."""
+        """Let the replicas of the owner's host read the rounded value; updates read the exact
+        one."""
         builder, blob = self.builder, self.step.blobs[source]
         rounded = replace(blob, name=builder.fresh(encoded_of(source, "rounded")))
         readers = [
@@ -278,7 +278,7 @@ def _led_to_reductions(step: Graph) -> frozenset[str]:
 
 
 def _refuse_one(step: Graph, between: str) -> None:
-    """Refuse a step in which nothing goes between hosts, or devices."""
+    """Refuse a step without copies between hosts, or devices."""
     devices = devices_of(step)
     ends = devices if between == "devices" else {location.host for location in devices}
     if len(ends) > 1:

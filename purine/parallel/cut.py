@@ -30,9 +30,9 @@ def balanced_cut(
 ) -> Mapping[str, int]:
     """A stage for every op of the step's batch half, such that the stages take equally long.
 
-    Of the cuts with nearly the shortest longest stage, it is one with even stages and few bytes
-    between them. The time of an op is estimated from its operations and its bytes, unless `times`
-    has it in seconds, for example from a trace of the step.
+    Of the cuts whose longest stage is nearly the shortest possible, it is one with even stages and
+    few bytes between them. The time of an op is estimated from its operations and its bytes, unless
+    `times` has it in seconds, for example from a trace of the step.
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.lenet(batch=8)), lr=0.1)
@@ -101,7 +101,7 @@ def cut_at(step: Graph, names: Sequence[str]) -> Mapping[str, int]:
 
 
 def first_ops(step: Graph, stage: Mapping[str, int]) -> tuple[str, ...]:
-    """The names with which the stages behind the first begin: the same cut for `cut_at`."""
+    """The names with which the stages after the first begin: the same cut for `cut_at`."""
     flow = flow_of(step, halve(step))
     firsts = {stage[name]: name for name in reversed(flow.forward)}
     return tuple(firsts[number] for number in sorted(firsts) if number)
@@ -109,11 +109,11 @@ def first_ops(step: Graph, stage: Mapping[str, int]) -> tuple[str, ...]:
 
 @checked
 def times_of_step(graph: Graph, times: Mapping[str, float]) -> dict[str, float]:
-    """The seconds of a step's ops, by those of the ops of a pipeline that was made of it.
+    """The seconds of a step's ops, from the times of the ops of a pipeline built from it.
 
-    Stages are most even if they are cut once more, by a trace of the pipeline itself: ops take
-    other times beside each other, and sums of gradients are added. An op counts with the median of
-    its micro-batches, a sum as part of the op that computes its last summand.
+    Stages are most even if they are cut once more, by a trace of the pipeline itself: concurrent
+    ops take longer, and sums of gradients are added. The time of an op is the median over its
+    micro-batches; a sum counts as part of the op that computes its last summand.
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.lenet(batch=4)), lr=0.1)
@@ -154,7 +154,8 @@ def _stages(flow: Flow, firsts: Sequence[int]) -> Mapping[str, int]:
 
 
 def _starts(step: Graph, flow: Flow) -> list[int]:
-    """Where stages may begin: at ops of the net that compute, with what is read for them."""
+    """The positions where stages may begin: at compute ops of the net, with the ops that they
+    need."""
     whole = [(flow.position[name], flow.position[flow.owner[name]]) for name in flow.forward]
     whole += _carrying(step, flow).values()
     change = [0] * (len(flow.forward) + 2)
@@ -188,7 +189,7 @@ def _carrying(step: Graph, flow: Flow) -> dict[str, tuple[int, int]]:
 
 
 def _crossing(step: Graph, flow: Flow) -> list[int]:
-    """By position, the bytes that go over a cut before it."""
+    """By position, the bytes that cross a cut before it."""
     change = [0] * (len(flow.forward) + 1)
     for name, blob in step.blobs.items():
         users = [op.name for op in step.consumers[name]]
@@ -202,7 +203,7 @@ def _crossing(step: Graph, flow: Flow) -> list[int]:
 
 
 def _balanced(spans: Sequence[float], crossing: Sequence[int], stages: int) -> list[int]:
-    """The items with which the stages behind the first begin."""
+    """The items with which the stages after the first begin."""
     ends = [0.0, *running(spans)]
     limit = _shortest(spans, stages) * _SLACK
     # By number of stages and items in them: what they cost, and where the last one begins.
@@ -229,7 +230,7 @@ def _balanced(spans: Sequence[float], crossing: Sequence[int], stages: int) -> l
 
 
 def _shortest(spans: Sequence[float], stages: int) -> float:
-    """How long the longest of so many stages takes at least."""
+    """The least possible time of the longest of this many stages."""
     low, high = max(spans), sum(spans)
     for _ in range(50):
         middle = (low + high) / 2

@@ -26,9 +26,8 @@ def delay(step: Graph, staleness: int = 1) -> Graph:
     """The step with parameters that forward and backward read `staleness` iterations late.
 
     Iteration *i* computes gradients with the parameters that iteration *i - staleness* began with,
-    and its update goes to the newest. The first iterations read the first values. What was read
-    late is a state of its own, so checkpoints have it. Updates, and what is measured, read the
-    newest values.
+    and applies them to the newest. The first iterations read the first values. The old values are
+    states, so checkpoints contain them. Updates and tests read the newest values.
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=8)), lr=0.1)
@@ -51,7 +50,7 @@ def _updated(step: Graph) -> list[State]:
 
 
 def _delay(step: Graph, builder: Builder, state: State, staleness: int) -> None:
-    """Keep the last values of a parameter, and let the batch half read the oldest."""
+    """Keep the last values of a parameter, and let the batch half read the oldest of them."""
     parameter, newer = state.read, state.read
     blob = step.blobs[parameter]
     for age in range(1, staleness + 1):
@@ -88,7 +87,7 @@ def _refuse(step: Graph) -> None:
         "devices of several hosts": len(hosts) > 1,
         "layers that are cut over devices": bool(shards_of(step)),
         "workers, whose reads are stale anyway": any(op.worker for op in step.ops.values()),
-        "parameters that are read late already": any(map(is_late, step.states)),
+        "parameters that are already read late": any(map(is_late, step.states)),
     }
     for reason, applies in found.items():
         if applies:

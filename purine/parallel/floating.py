@@ -1,9 +1,9 @@
-"""Floating micro-batches: whichever device is free computes the next one.
+"""Floating micro-batches: the device that is idle computes the next one.
 
 A step that cuts its batch has copies of its batch half, each with a device. `floating` puts every
-copy on a lane of its own that floats: the dispatcher gives it to a device when its first op is
-ready, not when the graph is built. What joins the copies stays where it is and adds them up in
-their order, so the bits are those of fixed devices, however fast each device is.
+copy on a floating lane of its own: the dispatcher gives it to a device when its first op is ready,
+not when the graph is built. The ops that combine the copies stay where they are and add in a fixed
+order, so the bits are those of fixed devices, however fast each device is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["floating"]
 
 @checked
 def floating(step: Graph) -> Graph:
-    """The step with the compute of each replica's micro-batches on a lane that floats.
+    """The step with each micro-batch of each replica on a floating lane.
 
     Use it on a step that `accumulate` and `replicate` have put on the CPU devices of a host, or of
     several: micro-batches move between the devices of their host.
@@ -62,6 +62,6 @@ def _cannot(found: str, op: Op | None = None) -> ConfigError:
         op=op,
         expected="copies of the net on CPU devices that do not wait for each other",
         found=found,
-        remedy="use replicas and micro-batches alone, on CPU devices, without synchronised batch "
+        remedy="use only replicas and micro-batches, on CPU devices, without synchronised batch "
         "norm; or leave floating out",
     )

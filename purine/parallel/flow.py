@@ -19,7 +19,7 @@ __all__ = ["Flow", "flow_of", "weight_ops"]
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The ops of the batch half in the order of their work, and where each belongs."""
+    """The ops of the batch half in the order of execution, with the position of each."""
 
     forward: tuple[str, ...]
     backward: tuple[str, ...]
@@ -57,7 +57,7 @@ def flow_of(graph: Graph, halves: Halves) -> Flow:
 
 
 def weight_ops(graph: Graph, flow: Flow, halves: Halves, stage: Mapping[str, int]) -> set[str]:
-    """The backward ops that nothing waits for but gradients of their own op's parameters."""
+    """The backward ops whose results lead only to gradients of their own op's parameters."""
     borders = set(halves.gradients.values())
     back = set(flow.backward)
     alone: set[str] = set()
@@ -71,7 +71,7 @@ def weight_ops(graph: Graph, flow: Flow, halves: Halves, stage: Mapping[str, int
 
 
 def _owner(graph: Graph, name: str, position: Mapping[str, int]) -> str | None:
-    """The forward op that a backward op belongs to, or that makes or first reads its blob."""
+    """The forward op of a backward op, or the one that makes or first reads its blob."""
     of = origin_of(graph.ops[name]).of
     readers = [op.name for op in graph.consumers.get(of, ()) if op.name in position]
     if of in graph.states and readers:
@@ -85,8 +85,8 @@ def _owner(graph: Graph, name: str, position: Mapping[str, int]) -> str | None:
 def _lazy_order(graph: Graph, names: set[str]) -> tuple[str, ...]:
     """A topological order in which ops come as late as their readers allow.
 
-    An op without readers among `names` comes right behind the op that it belongs to, as a value
-    that a forward saves for its backward does; others without readers come in graph order.
+    An op without readers among `names` comes right after the op that it belongs to, as a value that
+    a forward saves for its backward does; others without readers come in graph order.
     """
     before = _before(graph, names)
     read = {other for others in before.values() for other in others}

@@ -1,7 +1,7 @@
-"""A training step in two halves: what is done for every part of a batch, and what is done once.
+"""The two halves of a training step: ops that run for every part of a batch, and ops that run once.
 
 Schemes that cut a batch (replicas, micro-batches) repeat the first half and keep the second. The
-border is where gradients leave the backward. Behind it are unscaling, clipping, updates and rates.
+border is where gradients leave the backward. After it come unscaling, clipping, updates and rates.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def halve(graph: Graph) -> Halves:
 
 
 def samples_of(graph: Graph) -> int:
-    """How many samples an iteration of the graph reads."""
+    """The number of samples that an iteration of the graph reads."""
     for op in graph.ops.values():
         if op.kind == "Data":
             whole = op.attributes.get("whole")
@@ -104,10 +104,10 @@ def samples_of(graph: Graph) -> int:
 def follow(
     graph: Graph, halves: Halves, homes: Mapping[str, Location], known: set[str]
 ) -> dict[str, Location]:
-    """`homes` of all blobs, with what belongs to a parameter at the home of the parameter.
+    """`homes` of all blobs: ops that belong to a parameter are at the home of the parameter.
 
-    An op of the once half that reads `known` blobs of one home is at that home. So are its outputs
-    and the states that only it reads.
+    An op of the update half that reads `known` blobs of one home is at that home. So are its
+    outputs and the states that only it reads.
     """
     homes, known = dict(homes), set(known)
     once = {op.name for op in halves.once}
@@ -132,7 +132,7 @@ def follow(
 
 
 def shared_out(sizes: Mapping[str, int], choices: Callable[[str], Sequence[T]]) -> dict[str, T]:
-    """An owner for each state, the largest first: of its choices the one that owns least so far."""
+    """An owner for each state, the largest first: the choice that owns the least so far."""
     load: Counter[T] = Counter()
     owners: dict[str, T] = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):

@@ -1,9 +1,9 @@
 """Data parallel convolutions and model parallel inner products, in one net.
 
 Convolutions have few parameters and many activations, inner products the reverse. So each device
-has a copy of the first part of a net, for its share of the batch. The second part is there once for
-the whole batch, cut over the devices by `shard`. In between every device joins the activations of
-all. The net that is given is that of one share: n devices with batch b train as batch n * b does.
+has a copy of the first part of a net, for its share of the batch. The second part exists once for
+the whole batch, sharded over the devices by `shard`. In between, every device joins the activations
+of all. The given net is that of one share: n devices with batch b train as batch n * b does.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def hybrid(
     split: str | Sequence[str] | None = None,
     cut: bool = True,
 ) -> Graph:
-    """The net with its first part on every device and the rest cut over all of them.
+    """The net with its first part on every device and the rest sharded over all of them.
 
-    The rest begins with the first inner products, or with `split`: ops that it begins with, or
-    blobs that it reads. With `cut=False` the rest is not cut but computed by the first device: for
-    losses that need the whole batch, such as contrastive ones. Copies of the first part are under
-    `replica0/`, `replica1/`, ...; their parameters are shared out among the devices. Batch norm in
-    the first part normalises the samples of each device by themselves.
+    The rest begins with the first inner products, or with `split`: its first ops, or blobs that it
+    reads. With `cut=False` the rest is not sharded but computed by the first device: for losses
+    that need the whole batch, such as contrastive ones. Copies of the first part are under
+    `replica0/`, `replica1/`, ...; the devices divide the ownership of their parameters. Batch norm
+    in the first part normalises the samples of each device separately.
 
     >>> from purine.zoo import lenet
     >>> net = hybrid(lenet(batch=4), ["cpu:0", "cpu:1"])
@@ -73,7 +73,7 @@ def hybrid(
 
 
 def _rest(net: Graph, split: str | Sequence[str] | None) -> set[str]:
-    """The ops behind the border between the two parts."""
+    """The ops after the border between the two parts."""
     if split is None:
         starts = {op.name for op in net.ops.values() if op.kind in _FULL}
         if not starts:
@@ -121,7 +121,7 @@ class _Parts:
         self.axes = self._axes()
         real = any(net.blobs[name].dtype.startswith("float") for name in self.border)
         if not real or not any(lookup(op).loss for op in self.rest):
-            expected = "convolutions, and behind them inner products and a loss"
+            expected = "convolutions, and after them inner products and a loss"
             found = f"{len(front)} ops before the border, {len(self.rest)} behind it"
             remedy = "name another border with split, or use shard or replicate"
             raise GraphError("the net has no two parts", expected, found, remedy)
@@ -206,7 +206,8 @@ class _Hybrid:
         return Part(replica(number), start, size, whole, number, located=lambda _: location)
 
     def _rest_alone(self) -> Graph:
-        """The rest for the whole batch as a net of its own, fed with what crosses the border."""
+        """The rest for the whole batch as a net of its own, whose inputs are the blobs of the
+        border."""
         builder = Builder()
         written = {name for op in self.parts.rest for name in op.outputs if name != NOTHING}
         read = {name for op in self.parts.rest for name in op.inputs}
@@ -222,7 +223,7 @@ class _Hybrid:
         return builder.graph()
 
     def _owners(self, builder: Builder) -> dict[str, Location]:
-        """Where the states are that the rest has not: parameters are shared out by size."""
+        """The owners of states that the rest does not have, balanced by size."""
         names = [
             name
             for name in self.net.states
@@ -235,7 +236,7 @@ class _Hybrid:
         return {name: owners[name] for name in names}
 
     def _join(self, builder: Builder, prefixes: list[str]) -> None:
-        """Let every device that reads a blob of the border join the shares of all by itself."""
+        """Let every device that reads a blob of the border join the shares of all itself."""
         for name in self.parts.border:
             axis: dict[str, Attribute] = {"axis": self.parts.axes[name]}
             pieces = [f"{prefix}/{name}" for prefix in prefixes]

@@ -1,8 +1,8 @@
-"""Pipelines: the net cut into stages on several devices, through which micro-batches flow.
+"""Pipelines: the net cut into stages on several devices, through which micro-batches pass.
 
-The step that is cut is that of one micro-batch: a pipeline of M micro-batches trains as
-`accumulate(step, M)` does. The schedule becomes control edges: on every device each op waits for
-the one before it. All edges lead forward in the schedule's time, so none can close a cycle.
+The given step is that of one micro-batch: a pipeline of M micro-batches trains as `accumulate(step,
+M)` does. The schedule becomes control edges: on every device each op waits for the one before it.
+All edges lead forward in the time of the schedule, so none can close a cycle.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _placed(
 
 @dataclass(frozen=True)
 class _Chains:
-    """The order of work on every device, as edges between the ops that follow each other."""
+    """The order of execution on every device, as edges between consecutive ops."""
 
     graph: Graph
     flow: Flow
@@ -132,8 +132,8 @@ class _Chains:
     def edges(self) -> Iterator[tuple[str, str]]:
         """Pairs of neighbours that no data orders already.
 
-        What is done once (updates, clipping, rates) is in no chain: it runs when it can, beside
-        the units that are left.
+        Ops of the update half (updates, clipping, rates) are in no chain: they run when they are
+        ready, beside the remaining units.
         """
         when = self._when()
         lanes: dict[tuple[Location, str], list[str]] = {}
@@ -148,11 +148,11 @@ class _Chains:
                     yield before, after
 
     def _when(self) -> Mapping[str, tuple[int, float]]:
-        """For each op of the batch half its unit's time, and its place among the unit's ops.
+        """For each op of the batch half the time of its unit, and its position in the unit.
 
-        Sums over micro-batches come right behind the last part of them, and what these compute
-        together right behind what it reads. What waits for something that is done once, such as the
-        norm of norms, is done once as well.
+        Sums over micro-batches come right after their last part, and ops that the parts compute
+        together right after their inputs. An op that waits for the update half, such as the norm of
+        norms, belongs to the update half as well.
         """
         when = self._units()
         for number, name in enumerate(self._ahead()):
@@ -191,7 +191,7 @@ class _Chains:
         return when
 
     def _ahead(self) -> Iterator[str]:
-        """Ops that run ahead of all units: what counts the labels of all micro-batches."""
+        """Ops that run before all units: those that count the labels of all micro-batches."""
         ahead: set[str] = set()
         for name in self.graph.order:
             op = self.graph.ops[name]
@@ -202,7 +202,8 @@ class _Chains:
                 yield name
 
     def _units(self) -> dict[str, tuple[int, float]]:
-        """The same for the ops of units: what other stages wait for comes first in a backward."""
+        """The same for the ops of units: values that other stages wait for come first in a
+        backward."""
         starts = self.plan.times()
         micro = self.plan.micro
         prefixes = [f"{micro_batch(m)}/" for m in range(micro)] if micro > 1 else [""]
@@ -221,7 +222,7 @@ class _Chains:
 
 
 def _count(places: Sequence[Location], own: Sequence[Location]) -> int:
-    """How many times the devices of the step there are."""
+    """How many multiples of the devices of the step there are."""
     if not places or len(places) % len(own):
         what = f"a pipeline of a step on {len(own)} devices cannot be laid over {len(places)}"
         expected, remedy = f"a multiple of {len(own)}", f"name {len(own)} devices for each stage"

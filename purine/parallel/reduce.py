@@ -1,4 +1,4 @@
-"""How the gradients of replicas become one: by their owner, along a tree, around a ring, natively.
+"""Reduction of gradients over replicas: by their owner, along a tree, around a ring, or natively.
 
 The graph fixes the order of additions, so the bits are the same in every run. With `native` the
 backend fixes it where it has a collective.
@@ -70,13 +70,13 @@ class Reduction:
             self._mean(group, owner, kind)
 
     def _mean(self, blobs: Sequence[Blob], owner: Location, kind: str = "Average") -> None:
-        """The parts of all replicas are added up at their owner, by it or by a collective."""
+        """The owner adds the parts of all replicas, itself or by a collective."""
         parts = [part.name(blob.name) for part in self.parts for blob in blobs]
         wholes = [replace(blob, location=owner) for blob in blobs]
         add_average(self.builder, parts, wholes, weighting(self.parts), kind)
 
     def _scaled(self, blob: Blob) -> list[str]:
-        """The parts of all replicas, with their weights where these differ."""
+        """The parts of all replicas, with their weights if these differ."""
         names = [part.name(blob.name) for part in self.parts]
         if not weighting(self.parts):
             return names

@@ -1,9 +1,8 @@
 """Synchronous data parallelism: a replica of the net on every device, and one update.
 
-The step that is replicated is that of one replica: n replicas of a step with batch b train as the
-step with batch n * b does. A gradient is averaged as soon as all replicas have it, by its owner,
-which updates the parameter; the next iteration's forward starts layer by layer as parameters
-arrive.
+The given step is that of one replica: n replicas of a step with batch b train as the step with
+batch n * b does. The owner of a parameter averages its gradient as soon as all replicas have it,
+and updates the parameter; the next iteration's forward starts layer by layer as parameters arrive.
 """
 
 from __future__ import annotations
@@ -62,16 +61,16 @@ def replicate(
     replica. For devices that are not equally fast, `step` is a sequence of steps, one per replica,
     that differ in their batch alone.
 
-    `topology` says who adds up gradients: `sharded` (each parameter has an owner), `server` (one
-    device owns all), `tree`, `ring`, or `native` (owners as in `sharded`, and the collective of the
-    backend: NCCL between GPUs, Gloo between CPU devices of several hosts). Gradients of at most
-    `bucket` bytes with one owner are averaged together.
+    `topology` says how gradients are reduced: `sharded` (each parameter has an owner), `server`
+    (one device owns all), `tree`, `ring`, or `native` (owners as in `sharded`, and the collective
+    of the backend: NCCL between GPUs, Gloo between CPU devices of several hosts). Gradients of at
+    most `bucket` bytes with one owner are averaged together.
 
     On several hosts, each host averages its own replicas first. Parameters of two or more `unit`
     bytes are cut into units, whose owners alternate between hosts. With `shared` the hosts are
     processes of one machine, which read parameters in memory that they share. With `only`, the
-    graph is what this host needs: its own part, and of the others only what it exchanges with them.
-    Where replicas lie across hosts or compute values of the whole batch together, it is the whole
+    graph is what this host needs: its own part, and of the others only the ends of transfers.
+    If replicas span hosts or compute values of the whole batch together, it is the whole
     graph.
 
     With `batch_norm="replica"` batch norm normalises the samples of each replica by themselves, and
@@ -147,7 +146,7 @@ class _Replicas:
         return builder.graph()
 
     def _owners(self, halves: Halves, topology: Topology) -> dict[str, Location]:
-        """The device that adds up and updates each parameter: shares of equal size for all."""
+        """The device that averages and updates each parameter, balanced by size."""
         blobs = self.base.blobs
 
         def choices(parameter: str) -> Sequence[Location]:
@@ -170,12 +169,12 @@ def _laid_out(
 
 
 def _refuse_unlike(places: Sequence[Sequence[Location]]) -> None:
-    """Only GPUs, or CPU devices, have a collective of their own."""
+    """Refuse `native` unless all devices are GPUs, or all are CPU devices."""
     for group in zip(*places, strict=True):
         if len(set(map(machines.is_cpu, group))) > 1:
             what = "these devices have no collective in common"
-            expected = "topology 'native' over GPUs alone, or over CPU devices alone"
-            remedy = "name devices of one sort, or use topology 'sharded'"
+            expected = "topology 'native' over GPUs only, or over CPU devices only"
+            remedy = "name devices of one type, or use topology 'sharded'"
             raise wrong_devices(what, expected, ", ".join(map(str, group)), remedy)
 
 
@@ -192,7 +191,7 @@ def _refuse(
         if other.states.keys() != base.states.keys():
             differing = sorted(other.states.keys() ^ base.states.keys())[0]
             what = "the steps of the replicas are not of one net"
-            expected = "steps that differ in their batch alone"
+            expected = "steps that differ only in their batch"
             found = f"state {differing!r} in one of them only"
             remedy = "build all from one net: with_batch(net, n)"
             raise GraphError(what, blob=differing, expected=expected, found=found, remedy=remedy)

@@ -1,7 +1,7 @@
-"""Spanning trees along which hosts add up gradients and pass parameters on.
+"""Spanning trees along which hosts reduce gradients and return parameters.
 
-A host sends to its parent and receives from its children, so the number of its transfers is
-bounded whatever the number of hosts.
+A host sends to its parent and receives from its children, so the number of its transfers is bounded
+whatever the number of hosts.
 """
 
 from __future__ import annotations

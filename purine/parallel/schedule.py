@@ -1,7 +1,7 @@
-"""Schedules of pipelines: in which order each device works on which micro-batch of which stage.
+"""Schedules of pipelines: the order of micro-batches and stages on each device.
 
-A schedule is a value that prints as the familiar grid and reads back from it. One that cannot be
-run, because a unit is missing or because units wait for each other, is refused when it is made.
+A schedule is a value that prints as the familiar grid and reads back from it. One that cannot run,
+because a unit is missing or because units wait for each other, is refused when it is created.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Schedule:
         _refuse_wrong_units(self)
         cycle = _cycle(self)
         if cycle:
-            expected = "units of every device behind those they wait for"
+            expected = "units of every device after those they wait for"
             found = " waits for ".join(map(str, (*cycle, cycle[0])))
             remedy = "move one of them to another place in its row"
             raise _wrong("its units wait for each other", expected, found, remedy)
@@ -94,7 +94,7 @@ class Schedule:
         return tuple(homes[stage] for stage in range(self.stages))
 
     def needs(self, unit: Unit) -> tuple[Unit, ...]:
-        """The units that a unit waits for, wherever they are."""
+        """The units that a unit waits for, on any device."""
         letter, micro, stage = unit.letter, unit.micro, unit.stage
         if letter == "F":
             return (Unit("F", micro, stage - 1),) if stage else ()
@@ -182,7 +182,8 @@ def gpipe(stages: int, micro: int) -> Schedule:
 
 @checked
 def one_f_one_b(stages: int, micro: int) -> Schedule:
-    """Each stage goes back as soon as it can: stage s holds at most `stages - s` micro-batches."""
+    """Each stage starts its backward as soon as it can: stage s holds at most `stages - s`
+    micro-batches."""
     return _one_stage_each(stages, micro, ahead=range(stages - 1, -1, -1))
 
 
@@ -200,7 +201,7 @@ def _one_stage_each(stages: int, micro: int, ahead: Sequence[int]) -> Schedule:
 def interleaved(devices: int, micro: int, chunks: int) -> Schedule:
     """Each device has `chunks` stages, stage s being on device `s % devices`: less time is idle.
 
-    Micro-batches go through in groups of as many as there are devices.
+    Micro-batches pass in groups of as many as there are devices.
     """
     _at_least_one(devices=devices, micro=micro, chunks=chunks)
     if chunks == 1:
@@ -225,9 +226,9 @@ def interleaved(devices: int, micro: int, chunks: int) -> Schedule:
 
 @checked
 def zero_bubble(stages: int, micro: int) -> Schedule:
-    """As 1f1b, with gradients of weights put off into what would be idle time (ZB-H1).
+    """As 1f1b, with gradients of weights delayed into time that would be idle (ZB-H1).
 
-    Stage s puts off those of s micro-batches, so that no stage holds more than `stages` of them.
+    Stage s delays those of s micro-batches, so that no stage holds more than `stages` of them.
     """
     _at_least_one(stages=stages, micro=micro)
     rows = []
@@ -265,7 +266,7 @@ def named_schedule(name: str, devices: int, micro: int, *, chunks: int = 1) -> S
 
 @checked
 def bubble(schedule: Schedule, durations: Mapping[str, int] | None = None) -> float:
-    """The fraction of the devices' time that is idle, by running the schedule on paper.
+    """The fraction of the devices' time that is idle, by simulating the schedule.
 
     >>> bubble(gpipe(2, 3)), bubble_formula("gpipe", 2, 3)
     (0.25, 0.25)
@@ -277,7 +278,7 @@ def bubble(schedule: Schedule, durations: Mapping[str, int] | None = None) -> fl
 
 @checked
 def bubble_formula(name: str, devices: int, micro: int, *, chunks: int = 1) -> float:
-    """What the idle fraction of a named schedule should be, for at least as many micro-batches.
+    """The textbook idle fraction of a named schedule, for at least as many micro-batches.
 
     Backward takes twice as long as forward, half of it for the gradients of weights.
     """
@@ -287,7 +288,7 @@ def bubble_formula(name: str, devices: int, micro: int, *, chunks: int = 1) -> f
 
 
 def _alternating(forwards: list[Unit], backwards: list[Unit], *, ahead: int) -> Iterator[Unit]:
-    """Some forwards ahead, then one of each in turn, then the backwards that are left."""
+    """Some forwards ahead, then one of each in turn, then the remaining backwards."""
     ahead = min(ahead, len(forwards))
     yield from forwards[:ahead]
     for forward, backward in zip(forwards[ahead:], backwards, strict=False):

@@ -1,7 +1,7 @@
 """A scheme of parallelism as a value, written as text (`data=2,pipeline=4`) or as a mapping.
 
-The settings of a scheme have the right types and go together. `compose` refuses nets that they do
-not fit.
+The constructor checks that the settings have the right types and fit together. `compose` refuses
+nets that they do not fit.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ _CELLS = 1 << 16  # of a schedule: forward passes of micro-batches through stage
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """How a net is trained on `workers * data * pipeline * model` devices; None is left open.
+    """How a net is trained on `workers * data * pipeline * model` devices; None means undecided.
 
     With `asynchronous` there are `workers` that do not wait for each other: see `Asynchronous`,
-    whose settings are given beside those here. What follows is the scheme inside of each worker.
-    There are `data` replicas; each is a pipeline of `pipeline` devices, and what is on one of these
-    is cut over `model` devices (with `hybrid`, convolutions share out the batch instead). The
-    replicas have equal parts of the batch, or parts in proportion to `shares`.
-    `schedule` is a name or the text of a grid. `micro` is the number of micro-batches that a
-    replica's batch is cut into, by default twice the pipeline's devices. `recompute` is a number
-    of blocks or their names, `cut` the names with which the stages behind the first begin. With
-    `floating`, whichever device is free computes the next micro-batch, with the same result.
-    With `staleness`, forward and backward read parameters so many iterations late.
+    whose settings are given together with these. All other settings are those of each worker.
+    There are `data` replicas. Each is a pipeline of `pipeline` devices, and each of these may be
+    `model` devices that shard its layers (with `hybrid`, convolutions are data parallel instead).
+    The replicas have equal parts of the batch, or parts in proportion to `shares`.
+    `schedule` is a name or the text of a grid. `micro` is the number of micro-batches of a
+    replica's batch, by default twice the pipeline's devices. `recompute` is a number of blocks or
+    their names, `cut` the names with which the stages after the first begin. With `floating`, the
+    device that is idle computes the next micro-batch, with the same result. With `staleness`,
+    forward and backward read parameters this number of iterations late.
     Gradients of at most `bucket` bytes are reduced together; between hosts, parameters are reduced
-    and sent back in units of about `unit` bytes. With `shared`, hosts are processes of one machine
+    and returned in units of about `unit` bytes. With `shared`, hosts are processes of one machine
     and read parameters in memory that they share.
 
     >>> scheme = Scheme.parse("data=2,pipeline=4")
@@ -148,13 +148,13 @@ class Scheme:
             remedy = "give model, the number of devices, or leave hybrid out"
             refuse(f"a hybrid net over {self.model} device", expected, found, remedy)
         if self.hybrid and self.pipeline > 1:
-            expected, found = "hybrid=true with data and model alone", f"pipeline={self.pipeline}"
+            expected, found = "hybrid=true with only data and model", f"pipeline={self.pipeline}"
             remedy = "leave hybrid out (layers are then cut over the model devices), or pipeline"
             refuse("a hybrid net cannot be a pipeline", expected, found, remedy)
         if self.floating and self.pipeline * self.model > 1:
             found = f"pipeline={self.pipeline}, model={self.model}"
-            remedy = "leave floating out, or train with replicas and micro-batches alone"
-            expected = "floating=true with data and micro alone"
+            remedy = "leave floating out, or train with only replicas and micro-batches"
+            expected = "floating=true with only data and micro"
             refuse("parts of a net cannot float", expected, found, remedy)
         for name in _OF_PIPELINES:
             if self.pipeline == 1 and getattr(self, name):
@@ -230,23 +230,23 @@ class Scheme:
 
     @property
     def devices(self) -> int:
-        """How many devices it takes."""
+        """The number of devices of the scheme."""
         return self.workers * self.group + self.servers
 
     @property
     def servers(self) -> int:
-        """How many devices have no worker, but what workers share."""
+        """The number of devices without a worker, which only hold shared states."""
         rule = self.asynchronous
         return rule.count("servers") if rule and "servers" in RULES[rule.scheme] else 0
 
     @property
     def group(self) -> int:
-        """How many devices a worker takes; without workers, all that there are."""
+        """The number of devices of a worker; without workers, of the whole scheme."""
         return self.data * self.pipeline * self.model
 
     @property
     def micro_batches(self) -> int:
-        """Into how many micro-batches a replica's batch is cut."""
+        """The number of micro-batches of a replica's batch."""
         if self.micro is not None:
             return self.micro
         if self.schedule is not None and _is_grid(self.schedule):
@@ -261,7 +261,8 @@ class Scheme:
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """By setting, into how many equal parts it cuts the batch; a replica may have several."""
+        """By setting, the number of equal parts into which it cuts the batch; a replica may have
+        several."""
         own = {"data": sum(self.ratio), "micro": self.micro_batches}
         if self.asynchronous is not None:
             own = {"workers": self.workers, **own}
@@ -269,7 +270,7 @@ class Scheme:
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """What differs from the defaults."""
+        """The settings that differ from the defaults."""
         values = ((item.name, getattr(self, item.name), item.default) for item in fields(self))
         given = {name: value for name, value, default in values if value != default}
         rule = given.pop("asynchronous", None)
@@ -283,7 +284,7 @@ class Scheme:
         return named_schedule(name, self.pipeline, micro, chunks=self.chunks or 1)
 
     def idle(self, times: int) -> float:
-        """The part of all devices' time that the pipeline leaves idle, by its formula or grid."""
+        """The idle part of all devices' time in the pipeline, by its formula or grid."""
         name, micro = self.schedule or "1f1b", self.micro_batches * times
         if _is_grid(name):
             return bubble(self.grid(times))
@@ -302,7 +303,7 @@ class Scheme:
         return self
 
     def synchronous(self) -> Scheme:
-        """The same with replicas in place of workers whose reads may not be stale at all."""
+        """The same with replicas in place of workers whose staleness is 0."""
         if self.asynchronous is None or not self.asynchronous.synchronous:
             return self
         data, shares = self.workers * self.data, self.shares * self.workers
@@ -336,7 +337,7 @@ def _is_grid(text: str) -> bool:
 
 
 def _read(key: str, value: object) -> Any:
-    """A setting's value from what people write."""
+    """A setting's value from its text."""
     if key in _NAMES and isinstance(value, list | tuple):
         return tuple(map(str, value))
     if key == "shares" and isinstance(value, list):

@@ -1,10 +1,10 @@
-"""Tensor parallelism: single layers cut over several devices, on the net, before `backward`.
+"""Tensor parallelism: single layers sharded over several devices, on the net, before `backward`.
 
-A layer with parameters is cut by columns (each device makes a part of the result) or by rows (each
-makes a summand of it). Ops that can work on pieces follow their inputs, so that a column layer, its
-activation and a row layer run without a gather between them; before any other op the pieces are
+A layer with parameters is sharded by columns (each device computes a part of the result) or by rows
+(each computes a summand of it). Ops that can work on shards follow their inputs, so a column layer,
+its activation and a row layer run without a gather between them; before any other op the shards are
 gathered. Parameters become states `p/shard0`, `p/shard1`, ..., with the values of their parts of
-the whole. The numbers are those of the net, but for the order of sums.
+the whole. The numbers are those of the net, except for the order of sums.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def shard(
     ops: Sequence[str] | None = None,
     by: By | Mapping[str, By] | None = None,
 ) -> Graph:
-    """The net with its inner products, convolutions and embeddings cut over the devices.
+    """The net with its inner products, convolutions and embeddings sharded over the devices.
 
-    `ops` names the layers to cut, with patterns such as `fc*`; by default all that can be are.
-    `by` is `columns` or `rows` for all of them, or by pattern; by default a layer whose input is
-    cut where it sums goes by rows, an embedding by rows of its vocabulary, others by columns.
-    Shards may be uneven. What is not cut stays at its device; a net that is on one device is first
-    moved to the first of `devices`. Solvers see shards as parameters of their own: those that look
-    at a whole parameter, such as `lars`, differ from the uncut net.
+    `ops` names the layers to shard, with patterns such as `fc*`; by default all that can be. `by`
+    is `columns` or `rows` for all of them, or by pattern. By default a layer whose input is sharded
+    along the summed axis is sharded by rows, an embedding by rows of its vocabulary, others by
+    columns. Shards may be uneven. Ops that are not sharded stay at their device; a net that is on
+    one device is first moved to the first of `devices`. Solvers see shards as parameters of their
+    own: those that use a whole parameter, such as `lars`, differ from the unsharded net.
 
     >>> from purine.zoo import mlp
     >>> net = shard(mlp(batch=8), ["cpu:0", "cpu:1"])
@@ -84,7 +84,7 @@ def _refuse(net: Graph, places: Sequence[Location]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """How each op and blob of a net is cut."""
+    """The sharding of each op and blob of a net."""
 
     ops: dict[str, ShardedOp] = field(default_factory=dict)
     blobs: dict[str, Sharding] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class _Planned:
 def _planned(
     net: Graph, count: int, ops: Sequence[str] | None, by: By | Mapping[str, By] | None
 ) -> _Planned:
-    """Decide in the order of the net; a state is cut as the first op that cuts it wants it."""
+    """Decide in the order of the net; the first op that shards a state decides how."""
     ways = _ways(net, by)
     asked = set() if ops is None else set(matching(net, ops))
     if asked and not any(has_parameters(net.ops[name]) for name in asked):
@@ -169,9 +169,9 @@ def _shape(net: Graph, blob: str) -> tuple[int, ...]:
 
 
 def _grain(net: Graph, op: Op) -> tuple[int, int]:
-    """Into how many blocks and in which units a result must be cut for attention by heads.
+    """The number of blocks and the units in which a result must be cut for attention by heads.
 
-    Looks ahead through ops that only rearrange; (1, 1) where no attention reads the result.
+    Looks ahead through ops that only rearrange; (1, 1) if no attention reads the result.
     """
     blob, axis = op.outputs[0], len(_shape(net, op.outputs[0])) - 1
     blocks, unit, scale = 1, 1, Fraction(1)
@@ -204,7 +204,7 @@ def _grain(net: Graph, op: Op) -> tuple[int, int]:
 
 
 class _Emission:
-    """Builds the net of pieces, in the order of the net."""
+    """Builds the sharded net, in the order of the net."""
 
     def __init__(self, net: Graph, places: Sequence[Location], planned: _Planned) -> None:
         self.net, self.places, self.planned = net, places, planned
@@ -299,7 +299,7 @@ class _Emission:
             self.builder.add(replace(total, where=op.where))
 
     def _whole(self, name: str) -> str:
-        """The whole of a blob at its place, gathered where it is cut."""
+        """The whole blob at its location, gathered if it is sharded."""
         sharding = self.planned.blobs.get(name)
         if sharding is None or name in self.gathered:
             return name
@@ -320,7 +320,7 @@ class _Emission:
         return name
 
     def _at(self, name: str, sharding: Sharding | None, number: int) -> str:
-        """What piece `number` reads of a blob: all of it, a piece that is there, or a slice."""
+        """The input of shard `number` from a blob: all of it, a shard that exists, or a slice."""
         if sharding is None:
             return self._whole(name)
         if self.planned.blobs.get(name) == sharding:
@@ -354,7 +354,7 @@ class _Emission:
         extent: int,
         settings: Mapping[str, Attribute],
     ) -> str:
-        """Add an op whose result differs from its inputs in the extent of `axis` alone."""
+        """Add an op whose result differs from its inputs only in the size of `axis`."""
         blob = self.builder.blobs[inputs[0]]
         shape = list(spec_of(blob).shape)
         shape[axis], settings = extent, {"axis": axis, **settings}

@@ -1,9 +1,8 @@
 """Large parameters cut into units along their first axis, each with an update of its own.
 
-A unit is what hosts reduce, update and send back at a time, so these three are pipelined within a
-parameter. A step in units trains to the bits of the step itself: only updates are cut whose
-elements do not depend on each other. States are shards of the parameter, so checkpoints hold whole
-values.
+Hosts reduce, update and return one unit at a time, so these three overlap within a parameter. A
+step in units trains to the same bits: only elementwise updates are cut. States are shards of the
+parameter, so checkpoints hold whole values.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _ELEMENTWISE = (Role.ELEMENTWISE, Role.ELEMENTWISE_UPDATE)
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A parameter in units: what joins them, and what cuts its gradient.
+    """A parameter in units: the op that joins them, and the op that cuts its gradient.
 
     `join` makes the blob `parameter` of the blobs `units`, which are states. `split` makes the
     gradients of the units of the whole gradient.
@@ -45,7 +44,7 @@ class Cut:
 
 @dataclass(slots=True)
 class _Chain:
-    """What there is once for a parameter: all of it is cut."""
+    """The ops of the update half of a parameter that are all cut."""
 
     blobs: set[str]
     flags: set[str]
@@ -93,7 +92,7 @@ def _rows(step: Graph, parameter: str, unit: int) -> list[int]:
 
 
 def _chain(step: Graph, once: Set[str], parameter: str, border: str) -> _Chain | None:
-    """What belongs to a parameter alone from its gradient to its next value, if it can be cut."""
+    """The ops of a parameter from its gradient to its next value, if they can be cut."""
     shape = step.blobs[parameter].shape
     if step.blobs[border].shape != shape:
         return None
@@ -119,7 +118,7 @@ def _chain(step: Graph, once: Set[str], parameter: str, border: str) -> _Chain |
 
 
 def _is_closed(step: Graph, chain: _Chain, once: Set[str], parameter: str, border: str) -> bool:
-    """Whether nothing else reads or makes what is cut."""
+    """Whether no other op reads or writes the blobs that are cut."""
     inside = {op.name for op in chain.ops}
     known = inside.union(op.name for op in chain.combining)
     cut = chain.blobs | chain.flags
@@ -145,7 +144,7 @@ def _is_closed(step: Graph, chain: _Chain, once: Set[str], parameter: str, borde
 def _divide(
     builder: Builder, step: Graph, chain: _Chain, rows: Sequence[int], parameter: str, border: str
 ) -> Cut:
-    """Replace what there is once for a parameter by as much for each of its units."""
+    """Replace the ops of a parameter by one copy for each of its units."""
     numbers = range(len(rows))
     for name in chain.blobs | chain.flags:
         blob = builder.blobs[name]
@@ -195,7 +194,7 @@ def _unit(op: Op, number: int, cut: Set[str]) -> Op:
 
 
 def _expanded(op: Op, chain: _Chain, numbers: Sequence[int]) -> Iterator[str]:
-    """The inputs of an op, with the units of what is cut."""
+    """The inputs of an op, with units in place of blobs that are cut."""
     for name in op.inputs:
         if name in chain.blobs or name in chain.flags:
             yield from (unit_of(name, number) for number in numbers)
@@ -217,7 +216,7 @@ def _states(state: State, blob: Blob, rows: Sequence[int], parameter: str) -> It
 
 
 def _shard(state: State, blob: Blob, start: int, end: int) -> Shard:
-    """Which part of the whole parameter the rows from `start` to `end` of a state are."""
+    """The part of the whole parameter that rows `start` to `end` of a state are."""
     shard = shard_of(state.filler)
     if shard is None:
         assert blob.shape is not None

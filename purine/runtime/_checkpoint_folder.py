@@ -1,7 +1,7 @@
 """The folder of a run's checkpoints: names, the lock of its writer, renaming and deleting.
 
-A folder is visible as a checkpoint only while it is complete. It gets its name last, by a rename,
-and loses it before it is deleted.
+A folder has the name of a checkpoint only while it is complete. The name is given last, by a
+rename, and removed before the folder is deleted.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def os_errors(
 def refusing(
     what: str, path: Path, expected: str, remedy: str, *errors: type[Exception]
 ) -> Iterator[None]:
-    """Turn exceptions of these classes into a `CheckpointError` that says so."""
+    """Turn exceptions of these classes into a `CheckpointError` with their text."""
     try:
         yield
     except errors as error:
@@ -81,7 +81,7 @@ def refusing(
 
 @contextmanager
 def only_writer(parent: Path) -> Iterator[None]:
-    """Make the folder and hold its lock; the system releases the lock when the process dies."""
+    """Create the folder and hold its lock; the system releases the lock when the process dies."""
     new = [folder for folder in (parent, *parent.parents) if not folder.exists()]
     parent.mkdir(parents=True, exist_ok=True)
     for folder in new:
@@ -114,7 +114,7 @@ def start(target: Path, suffix: str = "") -> Path:
 
 
 def put_in_place(temporary: Path, target: Path) -> None:
-    """Give a complete checkpoint its name; one that has the name already is deleted."""
+    """Give a complete checkpoint its name; an older one of the same name is deleted."""
     replaced = target.with_name(target.name + _REPLACED)
     if target.exists():
         _remove(replaced)
@@ -134,7 +134,7 @@ def remove_older(newest: Path, keep: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint; it loses its name first, so that no part of it is ever seen."""
+    """Delete a checkpoint; it is renamed first, so that no part of it is ever seen."""
     if path.exists():
         nameless = path.with_name(f"{_TEMPORARY}removed-{path.name}")
         os.rename(path, nameless)

@@ -49,7 +49,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a file holds of a state, under the state's name: spans along an axis, or all of it."""
+    """The part of a state in a file, under the state's name: spans along an axis, or all of it."""
 
     file: str
     axis: int = 0
@@ -74,7 +74,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of values, with what tells whether it is intact."""
+    """A file of values, with the size and hash that tell whether it is intact."""
 
     name: str
     bytes: int
@@ -83,7 +83,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a manifest says."""
+    """The contents of a manifest."""
 
     version: int
     iteration: int
@@ -148,7 +148,8 @@ def _state_entry(name: str, state: Stored, alone: bool) -> dict[str, object]:
 
 
 def checksum(manifest: Mapping[str, object]) -> str:
-    """The checksum of all fields of a manifest but the checksum itself, whatever their spacing."""
+    """The checksum of all fields of a manifest except the checksum itself, whatever their
+    spacing."""
     fields = {key: value for key, value in manifest.items() if key != "sha256"}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -272,7 +273,7 @@ def _read_piece(item: object, axis: int, path: Path) -> Piece:
 
 
 def cover(pieces: Sequence[Piece], size: int) -> bool:
-    """Whether pieces have every index of an axis once."""
+    """Whether pieces have every index of an axis exactly once."""
     spans = merged_spans(span for piece in pieces for span in piece.spans or ())
     return (spans or ((0, 0),)) == ((0, size),)
 

@@ -1,7 +1,7 @@
 """What the hosts of a run compare before it starts: versions, settings and data.
 
-Hosts that differ in these would train something else than was asked for, or wait for each other.
-Patch releases of Python and builds of torch may differ: machines may be of different sorts.
+Hosts that differ in these would train something else, or wait for each other. Patch releases of
+Python and builds of torch may differ, since machines may differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["facts_of"]
 
 
 def facts_of(data: DataSet | None, *, seed: int, prefetch: int) -> dict[str, str]:
-    """The facts that are the same on all hosts of a run, in the order in which they are compared.
+    """The facts that must be the same on all hosts of a run, in the order of comparison.
 
     >>> list(facts_of(None, seed=0, prefetch=2))
     ['version of purine', 'version of torch', 'version of Python', 'seed', 'prefetch']

@@ -1,4 +1,4 @@
-"""The values of the iterations in flight, and what running one op does to them.
+"""The values of the iterations in flight, and the effects of an op on them.
 
 There are no threads here. Executors call `run` from the lane of the op and `release` under a lock;
 tests call both in any order that the core allows.
@@ -117,14 +117,14 @@ class Buffers:
         self._values[iteration % self.slots][number] = value
 
     def take(self, iteration: int, blob: str) -> Tensor:
-        """Take the value of a blob away."""
+        """Remove the value of a blob and return it."""
         values, number = self._values[iteration % self.slots], self.program.blobs[blob]
         value: Tensor = values[number]
         values[number] = None
         return value
 
     def release(self, token: int) -> None:
-        """Release what the op was the last to read. One caller at a time."""
+        """Release the values of which the op was the last reader. One caller at a time."""
         step = self._steps[token % self.size]
         if not (step.shared or step.families):
             return
@@ -153,14 +153,14 @@ class Buffers:
     def states(self, iteration: int) -> dict[str, Tensor]:
         """The states that `iteration` reads, once the one before it is complete.
 
-        Those that workers share are not among them.
+        States that workers share are not among them.
         """
         values = self._values[iteration % self.slots]
         states, blobs = self.program.graph.states.items(), self.program.blobs
         return {name: values[blobs[name]] for name, state in states if not state.shared}
 
     def held(self) -> int:
-        """The number of values that are held now, constants not counted."""
+        """The number of values that are held now, without constants."""
         held = sum(value is not None for values in self._values for value in values)
         return held - len(self.program.constants) * self.slots
 
@@ -177,5 +177,5 @@ class Buffers:
             op=op,
             expected="a kernel that takes its inputs",
             found=f"{type(error).__name__} on {given or 'no inputs'}",
-            remedy="mend the inputs or the op; the last checkpoint is intact",
+            remedy="correct the inputs or the op; the last checkpoint is intact",
         )

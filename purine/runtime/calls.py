@@ -1,4 +1,4 @@
-"""The kernels of collectives between hosts: values as lines of memory, and one call for each."""
+"""The kernels of collectives between hosts: values as flat memory, and one call for each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["kernel_of"]
 
 
 def kernel_of(graph: Graph, op: Op, communicator: Communicator) -> Kernel:
-    """The kernel of an op that is the part of one host in a collective."""
+    """The kernel of an op that is a host's part of a collective."""
     if op.kind == BROADCAST:
         return _broadcast(graph, op, communicator)
     return _reduce(graph, op, communicator)

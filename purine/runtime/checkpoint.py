@@ -4,8 +4,8 @@ A checkpoint is the folder `<run>/checkpoints/<iteration>/`. `states.safetensors
 by blob name; several hosts write a file each (`purine.runtime.checkpoint_hosts`). `manifest.json`
 describes them; it holds a checksum of each file and one of itself.
 
-Invariant: a checkpoint that can be seen is complete. It is written under a temporary name, flushed
-to disk and then renamed; it loses its name before it is deleted.
+Invariant: a checkpoint under its name is complete. It is written under a temporary name, flushed to
+disk and then renamed; it is renamed again before it is deleted.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def latest(folder: Path) -> Path | None:
 def load(
     path: Path, *, step: Graph | None = None, names: Collection[str] | None = None
 ) -> Checkpoint:
-    """Read a checkpoint and check what is read; for a run's folder, its newest checkpoint.
+    """Read a checkpoint and check the values that are read; for a run's folder, its newest
+    checkpoint.
 
     With a `step`, the checkpoint has to match it, and values are those of its states, cut as they
     are there. With `names`, only these states are read; others take no time.
@@ -210,7 +211,7 @@ def finish(
 
 
 def _separate(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Values as safetensors wants them: contiguous, and no two in the same memory."""
+    """Values in the form that safetensors needs: contiguous, and no two in the same memory."""
     tensors: dict[str, Tensor] = {}
     memories: set[int] = set()
     for name, value in values.items():
@@ -223,7 +224,7 @@ def _separate(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _resolve(path: Path) -> Path:
-    """The checkpoint that a path means: itself, or the newest of the run in that folder."""
+    """The checkpoint for a path: itself, or the newest of the run in that folder."""
     with os_errors("cannot read the checkpoint", path):
         if not path.is_dir():
             what, expected = "there is no such checkpoint", "the folder of a checkpoint or of a run"
@@ -286,7 +287,7 @@ class _Reader:
         self._closing.close()
 
     def open_all(self) -> None:
-        """Check all files, also those of which nothing is read."""
+        """Check all files, even those of which nothing is read."""
         for name in self._manifest.files:
             self._open(name)
 
@@ -366,7 +367,7 @@ def _form_in(opened: _Opened, name: str) -> Form:
 
 
 def _overlaps(wanted: Spans, stored: Spans) -> Iterator[tuple[int, int, int]]:
-    """What two lists of spans have in common, as (start in one, start in the other, length)."""
+    """The intersection of two lists of spans, as (start in one, start in the other, length)."""
     first = 0
     for low, high in wanted:
         second = 0
@@ -400,7 +401,7 @@ def _way_on(path: Path) -> str:
             return f"take another one: {sibling} is intact"
         run = shlex.quote(str(path.parent.parent))
         return (
-            f"{sibling} is intact; to go on from it: rm -r {shlex.join(map(str, unusable))}, "
+            f"{sibling} is intact; to continue from it: rm -r {shlex.join(map(str, unusable))}, "
             f"then purine train --resume --out {run}"
         )
     return "restore the folder from a copy, or start the run afresh"

@@ -1,12 +1,12 @@
 """Checkpoints of several hosts: each writes the states that it owns.
 
 All hosts write at the same time, each a file of its own, into one temporary folder that the first
-has made. The first then writes the manifest, which lists the files, and renames the folder. A host
-that fails or dies before that leaves no checkpoint, and the error is raised on all hosts. The
-folder has to be on a file system that all hosts share.
+has created. The first then writes the manifest, which lists the files, and renames the folder. A
+host that fails or dies before that leaves no checkpoint, and the error is raised on all hosts. The
+folder must be on a file system that all hosts share.
 
 A state that is cut over hosts is stored in pieces: each file holds the parts that its host owns, in
-one value, and the manifest says which indices these are.
+one value, and the manifest has their indices.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def save(
 
 
 def _begin(target: Path, lock: ExitStack, *, first: bool) -> str:
-    """On the first host: make a temporary folder whose name no other save has had."""
+    """On the first host: create a temporary folder with a new name."""
     if not first:
         return ""
     with os_errors(FAILED, target, REMEDY):
@@ -103,7 +103,7 @@ def _write(temporary: Path, world: World, values: Mapping[str, Tensor]) -> str:
 
 
 def _finish(temporary: Path, target: Path, files: Sequence[File], done: partial[None]) -> str:
-    """On the first host: see that all files are there, and complete the checkpoint."""
+    """On the first host: check that all files are there, and complete the checkpoint."""
     with os_errors(FAILED, target, REMEDY):
         for file in files:
             size = (temporary / file.name).stat().st_size

@@ -61,7 +61,7 @@ def compute(
 
 
 def _check_names(graph: Graph, feeds: Values, states: Values) -> None:
-    """Raise an error unless every input is fed, and nothing but inputs and states has a value."""
+    """Raise an error unless every input is fed, and only inputs and states have values."""
     for name in graph.inputs:
         if name not in feeds:
             raise RunError(
@@ -164,7 +164,7 @@ def outputs_over_test_set(
 ) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
     """The size and the outputs of each batch of the test part of `data`, in order.
 
-    Of several shares (number, of how many) each has some of the batches; the smaller one at the end
+    Of several shares (number, of how many) each has some of the batches; the smaller last batch
     belongs to the first. `between` is called between two batches.
     """
     assert data.test is not None

@@ -1,7 +1,7 @@
-"""The couriers of a host: how each is run, and over which transport it goes.
+"""The couriers of a host: the program and the transport of each.
 
 A courier has a graph on two hosts, and a transport of its own between them, which lives as long as
-its worker does. At the server's end it begins anew with each worker that comes.
+its worker. At the server it starts anew with each worker that joins.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ __all__ = ["Post", "couriers_of", "is_courier", "part_on", "parts_on", "posts_of
 
 
 def part_on(graph: Graph, host: str | None) -> Graph:
-    """What of a graph runs on a host, without the ends of what couriers carry; None is the only."""
+    """The part of a graph that runs on a host, without the ends of couriers; None is the only
+    host."""
     if host is None:
         return graph
     return here(graph, host) if has_workers(graph) else part_of(graph, host)
 
 
 def parts_on(graph: Graph, host: str | None) -> dict[int, Graph]:
-    """The graphs of the workers and couriers of which a host has a part, by number; none without
+    """The graphs of the workers and couriers that have a part on a host, by number; none without
     workers."""
     parts = worker_parts(graph) if has_workers(graph) else {}
     if host is None:
@@ -48,7 +49,7 @@ def parts_on(graph: Graph, host: str | None) -> dict[int, Graph]:
 
 
 def couriers_of(graph: Graph) -> int:
-    """How many couriers a graph has, which is as many as workers over hosts."""
+    """The number of couriers of a graph, which is that of the workers over hosts."""
     return sum(op.kind == ROUND for op in graph.ops.values())
 
 
@@ -59,7 +60,7 @@ def is_courier(part: Graph) -> bool:
 
 @dataclass(frozen=True)
 class Post:
-    """A host's end of a courier. `peer` is the host at the other end, if there is another."""
+    """A host's end of a courier. `peer` is the host at the other end, if that is another host."""
 
     lowered: Lowered
     host: str
@@ -69,17 +70,18 @@ class Post:
 
     @property
     def plain(self) -> Graph:
-        """The ops that run here."""
+        """The ops that run on this host."""
         return self.lowered.graph
 
     @property
     def member(self) -> Member:
-        """What it does to shared states."""
+        """The accesses of the courier to shared states."""
         plain = self.plain
         return member_of(plain, compile_plan(plain), Aliasing(plain).family)
 
     def connected(self, transport: Transport | None) -> tuple[Program, Exchange | None]:
-        """The program of a life, and its exchange with the other end, not yet open."""
+        """The program for the life of one worker, and its exchange with the other end, not yet
+        open."""
         sources: dict[str, Kernel] = {
             op.name: lambda: () for op in self.plain.ops.values() if op.kind == ROUND
         }
@@ -91,13 +93,13 @@ class Post:
         return compile_program(self.lowered, sources), exchange
 
     def states(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of what the courier has to itself."""
+        """Copies of the courier's own states."""
         own = (name for name, state in self.plain.states.items() if not state.shared)
         return {name: values[name].clone() for name in own}
 
 
 def posts_of(parts: Mapping[int, Graph], host: str) -> dict[int, Post]:
-    """The posts of a host, by their place among all `parts` that run there."""
+    """The posts of a host, by their index among all `parts` that run there."""
     posts, numbers = {}, list(parts)
     for courier, part in enumerate(parts.values()):
         called = next((op for op in part.ops.values() if op.kind == ROUND), None)

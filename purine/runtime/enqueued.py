@@ -1,10 +1,11 @@
-"""Collectives that are enqueued on GPUs: which of them still wait for other hosts, and their end.
+"""Collectives that are enqueued on GPUs: which of them still wait for other hosts, and aborting
+them.
 
-The thread that enqueues a collective goes on at once, and the GPU waits for its peers. If one of
-them is lost, nothing of this host fails: the GPU waits for ever, and so does everybody who waits
-for the GPU. So a run that fails *abandons* its collectives. The communicators are aborted, and
-GPUs go on with whatever values they have. From then on nothing that comes from a GPU is shown,
-saved or sent to another host.
+The thread that enqueues a collective continues at once, and the GPU waits for its peers. If a peer
+is lost, no error occurs on this host: the GPU waits for ever, and so do all threads that wait for
+the GPU. So a run that fails *abandons* its collectives. The communicators are aborted, and GPUs
+continue with undefined values. From then on no value from a GPU is returned, saved or sent to
+another host.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Enqueued:
         return self._communicators[group]
 
     def add(self, op: int, iteration: int, group: Group) -> None:
-        """The op has just made a call through the communicator of its group."""
+        """Record that the op has just made a call through the communicator of its group."""
         mark = self._communicators[group].mark()
         if mark is not None:
             with self._lock:
@@ -62,13 +63,14 @@ class Enqueued:
             self._calls.popleft()
 
     def right(self, value: Tensor) -> Tensor:
-        """A value that has come from a GPU, if the GPU has waited for all that it is made of."""
+        """A value from a GPU; raises if the GPU no longer waits for other hosts, so that it may be
+        wrong."""
         if self.abandoned:
-            raise RuntimeError("a GPU has stopped to wait for other hosts")
+            raise RuntimeError("a GPU has stopped waiting for other hosts")
         return value
 
     def abandon(self) -> None:
-        """Abort all communicators between GPUs, in a thread: that may take a while."""
+        """Abort all communicators between GPUs, on a thread, because it may take long."""
         with self._lock:
             if self.on_gpus and self._ending is None:
                 self.abandoned = True
@@ -83,7 +85,7 @@ class Enqueued:
             self._ending.join(_PATIENCE)
 
     def _end(self, *, abort: bool) -> None:
-        """Begin to end all communicators. Holds the lock."""
+        """Start ending all communicators. Holds the lock."""
         ends = [one.abort if abort else one.close for one in self._communicators.values()]
 
         def end() -> None:

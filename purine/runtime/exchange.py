@@ -1,8 +1,8 @@
-"""What an executor does to exchange values with other hosts.
+"""The exchange of values with other hosts, for an executor.
 
 Puts to each peer have a thread of their own, since sending may wait for the network. So has each
-communicator, since a collective waits for all its hosts. One thread
-waits for events of the transport: it runs arrivals in line, and lets puts go that wait for a slot.
+communicator, since a collective waits for all its hosts. One thread waits for events of the
+transport: it runs arrivals in line, and releases puts that wait for a slot.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _OVERDUE = 20.0
 class Wait:
     """An op that waits for another host.
 
-    An "arrival" waits for its value, a put for a free "slot", and a "send" is under way. A
-    "collective" that is under way waits for each of its hosts; of those enqueued on GPUs, the
-    oldest does.
+    An "arrival" waits for its value, a put for a free "slot", and a "send" is in progress. A
+    "collective" in progress waits for each of its hosts; of those enqueued on GPUs, only the oldest
+    does.
     """
 
     sort: Literal["arrival", "slot", "send", "collective"]
@@ -124,7 +124,7 @@ class Exchange:
         self._begin()
 
     def open(self, plan: Plan, *, start: int, credit: int) -> HostCore:
-        """Connect, and return the core that waits for the other hosts as well."""
+        """Connect, and return the core that also waits for the other hosts."""
         number = {name: index for index, name in enumerate(plan.ops)}
         self.ends = ends = ends_of(self._graph, self.host, plan)
         self.puts, self.arrivals, self.turns = ends.puts, ends.arrivals, ends.turns
@@ -137,12 +137,12 @@ class Exchange:
         return self.core
 
     def _begin(self) -> None:
-        """Begin to listen: from now on, peers have to say something."""
+        """Start the timeouts: from now on, peers have to send heartbeats."""
         self._beat = self._due = self._looked = self._clock()
         self._heard = dict.fromkeys(self.peers, self._looked)
 
     def running(self, run: Callable[[int], None]) -> Callable[[int], None]:
-        """`run`, which tells puts and arrivals their iteration first."""
+        """`run`, which first tells puts and arrivals their iteration."""
         cells, size, puts, sending = self._cells, self.core.size, self.puts, self._sending
         sent, collective = self._sent, frozenset(op for ops in self.turns for op in ops)
 
@@ -184,7 +184,7 @@ class Exchange:
     def _blame(self, op: str, iteration: int, error: KernelError) -> None:
         """Raise the error of a lost host if a collective has failed because of one.
 
-        Its connection may break before the transport tells that the host is lost.
+        Its connection may break before the transport reports that the host is lost.
         """
         ends = self._clock() + _SILENCE
         while not self._closed.is_set() and self._clock() < ends:
@@ -198,20 +198,21 @@ class Exchange:
 
     @property
     def meets(self) -> bool:
-        """Whether a collective is under way."""
+        """Whether a collective is in progress."""
         return bool(self._meeting) or self._enqueued.oldest() is not None
 
     @property
     def abandoned(self) -> bool:
-        """Whether what GPUs make from now on may be wrong: they no longer wait for other hosts."""
+        """Whether values from GPUs may be wrong from now on, because they no longer wait for other
+        hosts."""
         return self._enqueued.abandoned
 
     def abandon(self) -> None:
-        """Let GPUs go on that wait for other hosts. It returns at once."""
+        """Release GPUs that wait for other hosts. Returns at once."""
         self._enqueued.abandon()
 
     def wait(self, timeout: float = _BEAT) -> list[Event]:
-        """The next events. Tells the peers now and then that this host is alive."""
+        """The next events. Sends heartbeats to the peers at intervals."""
         events = self.transport.wait(timeout)
         now = self._clock()
         if now >= self._beat:
@@ -220,11 +221,11 @@ class Exchange:
         return events
 
     def pause(self) -> bool:
-        """Wait until the next sign of life is due; returns whether the exchange is closed."""
+        """Wait until the next heartbeat is due; returns whether the exchange is closed."""
         return self._closed.wait(_BEAT)
 
     def completed(self) -> None:
-        """Tell the peers how far this host is: the slots of complete iterations are free."""
+        """Tell the peers how many iterations are complete here: their slots are free."""
         for peer in self.peers:
             if peer not in self._lost:
                 self.transport.credit(peer, self.core.completed, self._sent[peer])
@@ -253,10 +254,10 @@ class Exchange:
         return ready
 
     def losses(self, silence: float = _SILENCE) -> dict[str, str]:
-        """The peers that are lost or have been silent for some seconds, and why."""
+        """The lost or silent peers, and why."""
         now = self._clock()
         silent = {
-            peer: f"it has said nothing for {now - heard:.0f} s"
+            peer: f"it has sent no heartbeat for {now - heard:.0f} s"
             for peer, heard in self._heard.items()
             if now - heard > silence and now - self._looked < silence / 2
         }
@@ -273,7 +274,7 @@ class Exchange:
         self._lost.clear()  # all hosts close theirs, so from now on that says nothing
 
     def waits(self) -> list[Wait]:
-        """What this host waits for from others, the oldest first. The executor's lock is held."""
+        """The ops that wait for other hosts, the oldest first. The executor's lock is held."""
         channel_of = {channel.op: channel for channel in self.incoming}
         puts = self._channels_from()
         sending = [(at, self.core.plan.ops[op]) for op, at in dict(self._sending).items()]
@@ -293,7 +294,7 @@ class Exchange:
     def _raise_if_needed(self) -> None:
         """Raise if an op waits for a host that is gone, or for a value that is lost.
 
-        A host that needs no more may go.
+        A host that is no longer needed may leave.
         """
         losses = self.losses()
         overdue = self._receipts.overdue(before=self._clock() - _OVERDUE)
@@ -311,7 +312,7 @@ class Exchange:
                 raise value_lost(wait.peer, *overdue[wait.peer], op=op, blob=blob, iteration=at)
 
     def _channels_from(self) -> dict[str, list[Channel]]:
-        """By op that puts its channels: one for each host that it puts to."""
+        """By put its channels: one for each receiver."""
         channels: dict[str, list[Channel]] = {}
         for channel in self.outgoing:
             channels.setdefault(channel.op, []).append(channel)
@@ -335,7 +336,7 @@ class Exchange:
         return kernel
 
     def _arriving(self, channel: Channel, keep: bool) -> Kernel:
-        """The value in the slot, or a copy of it where it lives longer than its iteration."""
+        """The value in the slot, or a copy of it if it lives longer than its iteration."""
         slot, version = self.transport.slot, self._versions[channel.op]
         peer, number, blob = channel.source, channel.number, channel.blob
         device = None if blob is None else device_of(blob.location)

@@ -58,8 +58,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What an executor does: complete iterations; (iteration, op, lane) of the ops that run; what
-    is waited for from other hosts."""
+    """The state of an executor: complete iterations; (iteration, op, lane) of the running ops; the
+    waits for other hosts."""
 
     completed: int
     running: tuple[tuple[int, str, str], ...] = ()
@@ -329,7 +329,8 @@ class Executor:
 
     @contextmanager
     def _gpu_errors(self) -> Iterator[None]:
-        """Where the host waits for GPUs, which report the error of an op at any later time."""
+        """The block in which the host waits for GPUs, which may report the error of an earlier
+        op."""
         try:
             yield
         except RuntimeError as error:
@@ -350,7 +351,7 @@ class Executor:
         return Event(op.name, op.kind, iteration, str(location), lane, begin, end)
 
     def _settle(self, worker: int) -> None:
-        """Give the calling thread what the kernels of its lane need."""
+        """Apply the settings that the kernels of the lane of the calling thread need."""
         location, lane = self._workers[worker]
         peers = () if self._exchange is None else self._exchange.peers
         cores = () if location.host in peers else self.settings.cores.get(location.device, ())
@@ -378,7 +379,7 @@ class Executor:
                 token = None
 
     def _receive(self, worker: int) -> None:
-        """The thread that waits for other hosts; where it is alone, it does everything else too."""
+        """The thread that waits for other hosts; if it is the only one, it also runs all ops."""
         exchange, queue = self._exchange, self._queues[worker]
         assert exchange is not None
         if self._serves:
@@ -398,14 +399,14 @@ class Executor:
                         self._fail(error)
 
     def _beat(self) -> None:
-        """Tell the other hosts that this one is alive, also while a kernel takes long."""
+        """Send heartbeats to the other hosts, also while a kernel takes long."""
         exchange = self._exchange
         assert exchange is not None
         while not exchange.pause() and not self._stopped:
             exchange.completed()
 
     def _next(self, worker: int) -> int | None:
-        """The next token of a lane; without one the lane is asleep from now on. Holds the lock."""
+        """The next token of a lane; without one the lane sleeps from now on. Holds the lock."""
         queue = self._queues[worker]
         if self._stopped:
             return None
@@ -426,7 +427,7 @@ class Executor:
             self._rings[worker]()
 
     def _run_from(self, worker: int, token: int | None) -> None:
-        """Run a token and then, in line, whatever is next on this lane until nothing is ready."""
+        """Run a token and then, in line, the next tokens of this lane until none is ready."""
         lock, core, worker_of, size = self._lock, self.core, self._worker_of, self.core.size
         run, release, complete = self._run, self.buffers.release, core.complete
         queues, asleep, later = self._queues, self._asleep, self._later
@@ -469,7 +470,7 @@ class Executor:
         running[worker] = None
 
     def activity(self) -> Activity:
-        """What the lanes do and wait for at this moment."""
+        """The running ops and the waits of all lanes at this moment."""
         with self._lock:
             exchange, size = self._exchange, self.core.size
             waits = () if exchange is None else tuple(exchange.waits())
@@ -494,7 +495,7 @@ class Executor:
         self._host.notify_all()
 
     def _let_go_if_idle(self) -> None:
-        """End the hold on torch's settings where nothing is in flight. Holds the lock."""
+        """Release torch's settings if no iteration is in flight. Holds the lock."""
         if self._holds and (self._stopped or self.core.idle):
             self._holds = False
             let_go()
@@ -507,7 +508,7 @@ class Executor:
             raise RunError(what, expected=expected, found=found, remedy="call steps again")
 
     def _raise_if_abandoned(self) -> None:
-        """Raise the failure after which GPUs went on without the hosts that they waited for."""
+        """Raise the failure after which GPUs no longer waited for other hosts."""
         if self._exchange is not None and self._exchange.abandoned:
             with self._lock:
                 self._raise_if_stopped()
@@ -541,7 +542,7 @@ def _stall(core: Core | HostCore | Seat, graph: Graph) -> StallError:
         lines.append(waits + ", ".join(needs))
     return StallError(
         f"no op can run and iteration {core.completed} is not complete",
-        expected="every op to become ready in the end",
+        expected="every op to become ready",
         found="; ".join(lines) + (f"; and {len(waiting) - 5} more" if len(waiting) > 5 else ""),
         remedy="check the graph: verify finds cycles over data and control edges",
     )

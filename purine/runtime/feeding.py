@@ -109,7 +109,7 @@ def _forms(graph: Graph, op: Op) -> tuple[_Form, ...]:
 
 
 def batch_of(graph: Graph, op: Op) -> int:
-    """How many samples a `Data` op reads in an iteration."""
+    """The number of samples that a `Data` op reads in an iteration."""
     return _shape(graph.blobs[next(name for name in op.outputs if name)])[0]
 
 

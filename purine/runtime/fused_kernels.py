@@ -1,4 +1,4 @@
-"""The kernels of a run's fused ops: each is compiled once, and captured where it is on a GPU."""
+"""The kernels of a run's fused ops: each is compiled once, and captured if it is on a GPU."""
 
 from __future__ import annotations
 

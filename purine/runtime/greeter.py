@@ -1,4 +1,5 @@
-"""The thread of a server that lets workers join: it answers their questions, and opens links."""
+"""The thread of a server that lets workers join: it answers their requests, and opens
+connections."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _LOOK = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a worker may be: the `place` of its courier among those of the server, and its host."""
+    """A place for a worker: the index `place` of its courier at the server, and its host."""
 
     place: int
     host: str
@@ -46,8 +47,8 @@ def meet(workers: Workers, world: OpenWorld, digest: str) -> Greeter | None:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A worker that has come: its link, its seat, and the pushes of that seat `before` it. A
-    `traced` one brings a trace."""
+    """A worker that has joined: its connection, its seat, and the pushes of that seat `before` it.
+    A `traced` one sends a trace."""
 
     link: int
     seat: int
@@ -78,36 +79,36 @@ class Greeter:
 
     @property
     def taken(self) -> list[int]:
-        """The seats whose workers are here or on their way."""
+        """The seats of the workers that are present or joining."""
         away = self._workers.away
         return [n for n, seat in self._seats.items() if n in self._busy or not away(seat.place)]
 
     def dismiss(self, seat: int) -> None:
-        """Tell the worker in a seat to leave, when it has carried what it has learnt."""
+        """Tell the worker in a seat to send its remaining updates and leave."""
         link = next((life.link for life in reversed(self.lives) if life.seat == seat), None)
         if link is not None:
             self._world.dismiss(link)
 
     def pushes(self, life: Life) -> dict[str, int]:
-        """How many pushes of each shared state a worker has made."""
+        """The number of pushes of each shared state by a worker."""
         later = self.lives[self.lives.index(life) + 1 :]
         after: Mapping[str, int] = self._workers.core.applied[self._seats[life.seat].place]
         after = next((other.before for other in later if other.seat == life.seat), after)
         return {name: count - life.before.get(name, 0) for name, count in after.items()}
 
     def gone(self, life: Life) -> bool:
-        """Whether a worker is not there any more."""
+        """Whether a worker has left or died."""
         seat = self._seats[life.seat]
         later = self.lives[self.lives.index(life) + 1 :]
         return self._workers.away(seat.place) or any(other.seat == life.seat for other in later)
 
     @property
     def present(self) -> list[int]:
-        """The seats whose workers are here."""
+        """The seats of the workers that are present."""
         return [n for n, seat in self._seats.items() if not self._workers.away(seat.place)]
 
     def close(self) -> None:
-        """Answer nobody from now on."""
+        """Answer no more requests."""
         self._closed.set()
         self._thread.join()
 
@@ -120,7 +121,7 @@ class Greeter:
                 waiting = [one for one in (*waiting, *new) if not self._seated(one)]
 
     def _seated(self, question: Question) -> bool:
-        """Answer a question; False if it has to wait until a seat is free."""
+        """Answer a request; False if it has to wait until a seat is free."""
         if question.seat is not None and question.seat not in self._seats:
             self._world.refuse(question)
             return True
@@ -141,7 +142,7 @@ class Greeter:
         return True
 
     def _open(self, number: int, question: Question) -> None:
-        """Open the link to a worker, unless that does not come any more."""
+        """Open the connection to a worker, unless the worker is gone."""
         seat = self._seats[number]
         try:
             still = self._closed.is_set

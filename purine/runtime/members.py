@@ -1,4 +1,4 @@
-"""What the core for several workers knows of each, and tells of each."""
+"""The data of each worker for the core of several workers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Carrier", "Finished", "Member", "member_of"]
 
 @dataclass(frozen=True)
 class Member:
-    """What the ops of a worker do to shared states; ops by their numbers in its plan.
+    """The accesses of the ops of a worker to shared states; ops by their numbers in its plan.
 
     `fetches` are (state, bound) by op, `pushes` the states by op. `readers` are, by op, the fetches
-    whose results it reads. The results of `lasting` fetches live on when all readers have run.
-    `turns` are (every, phase) of fetches and pushes that do not always run.
+    whose results it reads. The results of `lasting` fetches outlive their readers. `turns` are
+    (every, phase) of fetches and pushes that do not run in all iterations.
     """
 
     plan: Plan
@@ -39,7 +39,7 @@ class Member:
 
 
 def member_of(graph: Graph, plan: Plan, families: Mapping[str, str]) -> Member:
-    """The member that the graph of one worker is; blobs of one family may share memory."""
+    """The member for the graph of one worker; blobs of one family may share memory."""
     number = {name: index for index, name in enumerate(plan.ops)}
     fetches: dict[int, tuple[str, int | None]] = {}
     pushes: dict[int, list[str]] = {}
@@ -82,9 +82,9 @@ def member_of(graph: Graph, plan: Plan, families: Mapping[str, str]) -> Member:
 class Finished:
     """A complete iteration of a worker.
 
-    `staleness` is the largest number of iterations of another worker, older than this one, that
-    what it fetched lacked. `missed` is the largest number of versions that others made of a state
-    between its fetch and its push.
+    `staleness` is the largest number of older iterations of another worker that were missing from
+    the fetched values. `missed` is the largest number of versions that other workers made of a
+    state between its fetch and its push.
     """
 
     worker: int
@@ -95,11 +95,11 @@ class Finished:
 
 @dataclass
 class Carrier:
-    """A courier: a member that carries between hosts what another one, `of`, has to tell.
+    """A courier: a member that carries values between hosts for another member, `of`.
 
-    Without `of` its worker is on another host, and it goes whenever values come from there. It
-    begins a round when its worker has completed `pace` iterations since the last one began, and the
-    worker may be `bound` iterations ahead of what has been carried.
+    Without `of` its worker is on another host, and a round begins whenever values come from there.
+    Otherwise a round begins when the worker has completed `pace` iterations since the last one
+    began, and the worker may be `bound` iterations ahead of its last completed round.
     """
 
     of: int | None

@@ -1,7 +1,7 @@
-"""A lowered graph with its kernels: what an executor on this machine does for each op.
+"""A lowered graph with its kernels: the work of an executor on this machine for each op.
 
-When values are released, and which results are written over an input, is decided here, before
-anything runs.
+This file decides, before anything runs, when values are released, and which results are written
+over an input.
 """
 
 from __future__ import annotations
@@ -209,7 +209,8 @@ class _Compiler:
 
 
 def _in_place_of(op: Op, packed: Op) -> Kernel:
-    """The kernel of an op whose filters are packed. Results that nobody reads are the first one."""
+    """The kernel of an op whose filters are packed. Results without readers repeat the first
+    one."""
     wanted = next(name for name in op.outputs if name != NOTHING)
     outputs = [wanted if name == NOTHING else name for name in op.outputs]
     return segment_kernel([packed], op.inputs, outputs, lambda _: None)

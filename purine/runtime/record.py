@@ -1,7 +1,7 @@
-"""What happened in a run of several workers, so that it can be repeated to the same bits.
+"""The record of a run of several workers, from which it can be repeated to the same bits.
 
 A record is one sequence of events: a worker opened an iteration, fetched or updated shared states,
-or completed an iteration. An event is one small number. Nothing was in flight at a *cut*.
+or completed an iteration. An event is one small number. At a *cut* no iteration was in flight.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _BIG_ENDIAN = sys.byteorder == "big"
 
 @dataclass(frozen=True)
 class Record:
-    """The events of a run from `start` on, where worker w was at iteration `starts[w]`.
+    """The events of a run from `start` on, when worker w was at iteration `starts[w]`.
 
-    Event number k > 0 stands for `table[k - 1]`: a worker, and what it did. `credit` is how many
-    iterations of a worker were in flight, `digest` that of the graph.
+    Event number k > 0 stands for `table[k - 1]`: a worker, and its action. `credit` is the largest
+    number of iterations of a worker in flight, `digest` that of the graph.
 
     >>> record = Record("", 0, (0,), 1, ((0, OPENS), (0, "read"), (0, COMPLETES)))
     >>> record.events.extend((1, 2, 3, CUT))
@@ -55,13 +55,13 @@ class Record:
 
     @property
     def iterations(self) -> int:
-        """How many iterations of all workers are complete at the end of the record."""
+        """The number of complete iterations of all workers at the end of the record."""
         ends = {k for k, (_, what) in enumerate(self.table, 1) if what == COMPLETES}
         return sum(event in ends for event in self.events)
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """The numbers of complete iterations at which nothing was in flight."""
+        """The numbers of complete iterations at which no iteration was in flight."""
         ends = {k for k, (_, what) in enumerate(self.table, 1) if what == COMPLETES}
         complete, cuts = self.start, [self.start]
         for event in self.events:
@@ -92,7 +92,7 @@ class Record:
         return before, Record(self.digest, iteration, tuple(counts), *same, tail)
 
     def then(self, later: Record) -> Record:
-        """This record, and behind it one that begins where it ends."""
+        """This record followed by one that begins where it ends."""
         if (later.table, later.start) != (self.table, self.cuts[-1]):
             return later  # of another run: what came before is not known
         credit = max(self.credit, later.credit)

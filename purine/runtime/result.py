@@ -18,9 +18,9 @@ __all__ = ["Result", "Results"]
 class Result:
     """The outputs of the graph in one iteration; `losses` names those that are minimised.
 
-    Of a graph with workers it is an iteration of one `worker`, its number `own` of that worker.
-    What it fetched lacked up to `staleness` older iterations of another worker. Up to `missed`
-    versions of a state were made by others between its fetch and its update.
+    In a graph with workers it is an iteration of one `worker`, its number `own` of that worker. Up
+    to `staleness` older iterations of another worker were missing from the values that it fetched.
+    Other workers made up to `missed` versions of a state between its fetch and its update.
     """
 
     iteration: int
@@ -47,7 +47,7 @@ class Result:
 
     @property
     def loss(self) -> float:
-        """The value of blob `loss`, or of the only loss that is reported under another name."""
+        """The value of blob `loss`, or of the only loss if it has another name."""
         if "loss" in self.outputs:
             return self["loss"]
         if len(self.losses) == 1:
@@ -62,7 +62,7 @@ class Result:
 
 
 class Results(Iterator[Result]):
-    """`count` results that `step` gives, which is told how many are left.
+    """`count` results from `step`, which gets the number that is left.
 
     Several threads may take from it. `before` is called before a thread waits for its turn.
     """

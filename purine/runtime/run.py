@@ -166,7 +166,7 @@ class Run:
         """How many of the first iterations are left."""
 
     def _begin(self) -> None:
-        """The state of a run that has not stepped yet."""
+        """The state of a run before its first step."""
         self._process = os.getpid()
         self._turn = threading.RLock()  # held by the thread whose call is being served
         self.iteration = 0
@@ -213,9 +213,9 @@ class Run:
         return Results(self._step, count, before=self._refuse_fork)
 
     def steps_while(self, allowed: Callable[[], int]) -> Iterator[Result]:
-        """Run iterations while `allowed` says how many more may begin; it ends when that is 0.
+        """Run iterations while `allowed` permits more to begin; it ends when that returns 0.
 
-        Those in flight then go on, and are the first of the next call.
+        Iterations in flight then continue, and are the first of the next call.
         """
         self._refuse_fork()
         release_host_pool()
@@ -252,12 +252,13 @@ class Run:
 
     @property
     def in_flight(self) -> int:
-        """How many iterations have begun whose results have not been read."""
+        """The number of iterations that have begun and whose results were not read."""
         executor = self._executor
         return len(self._unread) if executor is None else executor.core.opened - self.iteration
 
     def activity(self) -> Activity:
-        """What the run does and waits for at this moment; any thread may ask at any time."""
+        """The running ops and the waits of the run at this moment; any thread may ask at any
+        time."""
         executor = self._executor
         return Activity(self.iteration) if executor is None else executor.activity()
 
@@ -341,7 +342,8 @@ class Run:
         return (outputs for _, outputs in batches)
 
     def _for_measuring(self, graph: Graph) -> tuple[dict[str, Tensor], Settings]:
-        """The values of this run for the states of another graph, and how that is to be run."""
+        """The values of this run for the states of another graph, and the settings of its
+        execution."""
         shards = shards_of(self.graph)
         wanted = [
             name
@@ -439,17 +441,18 @@ class Run:
 
     @property
     def trace(self) -> Trace:
-        """The events since the run was made, on this host; none without `record`."""
+        """The events on this host since the run was created; none without `record`."""
         if self._executor is not None:
             return self._recorded + self._executor.trace()
         return self._recorded
 
     @property
     def record_of_updates(self) -> Record:
-        """What workers did since the start: `Run(graph, replay=...)` does it again, bit for bit.
+        """The record of the workers since the start: `Run(graph, replay=...)` repeats it bit for
+        bit.
 
-        It completes the iterations in flight. A run that goes on from a checkpoint has the record
-        from the start if it is next to the checkpoint, and else from there on.
+        It completes the iterations in flight. A run that resumes from a checkpoint has the record
+        from the start if it is next to the checkpoint, and otherwise from there on.
         """
         with self._serving():
             self._settled()
@@ -466,7 +469,7 @@ class Run:
         )
 
     def gathered_trace(self) -> Trace | None:
-        """The events of all hosts since the run was made, on the clock of the first host.
+        """The events of all hosts since the run was created, on the clock of the first host.
 
         It completes the iterations in flight. On several hosts all call it at the same iteration:
         the first gets the trace, the others None.
@@ -552,7 +555,7 @@ class Run:
         return completed, self._executor.states()
 
     def _gathered(self, own: Mapping[str, Tensor], names: Collection[str]) -> Mapping[str, Tensor]:
-        """The values of the named states, also of those that other hosts have."""
+        """The values of the named states, including those of other hosts."""
         if self.world is None or self._parts:
             return own
         return self.world.gather(self.graph, own, list(names))
@@ -572,7 +575,7 @@ class Run:
             self._unread[iteration] = self._result(self._executor, iteration)
 
     def _reached_now(self, completed: int) -> Reached:
-        """What is complete; nothing is in flight."""
+        """The complete iterations; none is in flight."""
         if isinstance(self._executor, Workers):
             return self._executor.reached
         return self._reached if self._executor is None else Reached(completed)
@@ -602,9 +605,9 @@ class Run:
             self._recorded += executor.trace()
 
     def serve(self, until: Callable[[Run], bool], *, look: float = 0.05) -> None:
-        """Serve workers on other hosts, which may join and leave, until something is so.
+        """Serve workers on other hosts, which may join and leave, until a condition holds.
 
-        `until` is asked now and then. The run is that of a server: its world is
+        `until` is called at intervals. The run is that of a server: its world is
         `OpenWorld.serving`. It is not closed here, so its states can still be read.
         """
         workers = self._served()
@@ -614,17 +617,17 @@ class Run:
 
     @property
     def versions(self) -> dict[str, int]:
-        """How many updates each state has had that workers share, also by those that are gone."""
+        """The number of updates of each shared state, including those of workers that are gone."""
         return self._served().core.versions()
 
     @property
     def rounds(self) -> int:
-        """How many rounds the couriers of all workers have completed here."""
+        """The number of rounds that the couriers of all workers have completed here."""
         return self._served().core.rounds
 
     @property
     def rounds_begun(self) -> int:
-        """How many rounds the couriers that go now have begun here, each since it came."""
+        """The number of rounds that the present couriers have begun here, each since it started."""
         return self._served().begun
 
     def _served(self) -> Workers:

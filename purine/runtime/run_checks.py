@@ -1,4 +1,4 @@
-"""What a run refuses before it starts, and the communicators that it is given."""
+"""Checks before a run starts, and the communicators that it gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record that is to happen again, as queues; and what events a record may have."""
+"""The order of a replay, as queues; and the events that a record may have."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def events_of(members: Sequence[Member]) -> tuple[tuple[int, str], ...]:
 
 
 class Script:
-    """A record as queues: which worker opens next, who touches a state next, whose result is next.
+    """A record as queues: the next worker to open an iteration, the next access to each state, the
+    next result.
 
     Results wait here until those before them are complete.
     """

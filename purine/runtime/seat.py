@@ -14,9 +14,9 @@ __all__ = ["Seat"]
 
 
 class Seat(Protocol):
-    """What the executor of a worker shares with the others. It stands in place of its core.
+    """The state that the executor of a worker shares with the others. It replaces its core.
 
-    All executors are guarded by one `lock`, which whoever calls a method holds.
+    All executors are guarded by one `lock`, which the caller of a method holds.
     """
 
     plan: Plan
@@ -26,17 +26,17 @@ class Seat(Protocol):
 
     @property
     def completed(self) -> int:
-        """How many iterations of the worker are complete."""
+        """The number of complete iterations of the worker."""
         ...
 
     @property
     def opened(self) -> int:
-        """How many of them have begun."""
+        """The number of its iterations that have begun."""
         ...
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to do, or another worker has still something to do."""
+        """Whether no work is left, or another worker still has work."""
         ...
 
     def extend(self, limit: int) -> list[int]:

@@ -47,7 +47,7 @@ def is_gpu(location: Location) -> bool:
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Who waits for whom, by op number."""
+    """The events between streams, by op number."""
 
     queue: tuple[_Queue, ...]
     """The stream of each op: its station, and why the op is in another stream, if it is."""
@@ -64,9 +64,9 @@ class StreamPlan:
 
 
 def stream_plan(graph: Graph, plan: Plan, program: Program | None = None) -> StreamPlan:
-    """Where events stand between the streams of a graph.
+    """Where events are needed between the streams of a graph.
 
-    `program` tells which ops write over what others read.
+    `program` tells which ops write over values that others read.
     """
     ops = [graph.ops[name] for name in plan.ops]
     gpu = [is_gpu(op.location) for op in ops]
@@ -129,7 +129,8 @@ def _foreign(
 
 
 def _fetched(graph: Graph, ops: Sequence[Op]) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """By op on a GPU the outputs of the graph that it writes, and how much later they are one."""
+    """By op on a GPU the outputs of the graph that it writes, and how many iterations later they
+    are outputs."""
     reported = {
         state.next: state.read
         for state in graph.states.values()
@@ -191,7 +192,8 @@ class Streams:
         self._base = {device: _now(device) for device in self._devices}
 
     def _given_values(self, graph: Graph) -> dict[str, Tensor]:
-        """Copies on the host of outputs that no op writes; announces the rest to the allocator."""
+        """Copies on the host of outputs that no op writes; announces the others to the
+        allocator."""
         start, buffers = self.start, self.buffers
         given = {
             name: buffers.value(start, name).cpu()
@@ -252,7 +254,7 @@ class Streams:
         return event
 
     def _fetch(self, iteration: int, op: int, blob: str, later: int) -> None:
-        """Begin to copy an output that an op has written to the host."""
+        """Start copying an output of an op to the host."""
         value = self.buffers.value(iteration + later, blob)
         stream = self._outbound[self._location[op]]
         with torch.cuda.stream(stream):
@@ -268,13 +270,13 @@ class Streams:
         self._fetched[(iteration + later) % self.slots][blob] = (host, done)
 
     def collect(self, iteration: int, outputs: Mapping[str, Fetched]) -> dict[str, Fetched]:
-        """The outputs of an iteration, some of them still on their way to the host."""
+        """The outputs of an iteration; some are still being copied to the host."""
         slot = iteration % self.slots
         fetched, self._fetched[slot] = self._fetched[slot], {}
         return {**outputs, **self._constant_outputs, **fetched}
 
     def synchronize(self) -> None:
-        """Wait until the GPUs have done all that was enqueued."""
+        """Wait until the GPUs have completed all enqueued work."""
         for device in self._devices:
             torch.cuda.synchronize(device)
 
@@ -313,7 +315,7 @@ def _event(stream: torch.cuda.Stream | None = None, *, timed: bool = False) -> t
 
 
 def _now(device: int) -> tuple[int, torch.cuda.Event]:
-    """The host's clock in nanoseconds, and an event of this moment."""
+    """The host's clock in nanoseconds, and an event recorded at the same time."""
     with torch.cuda.device(device):
         event = _event(timed=True)
         event.record()
@@ -330,7 +332,7 @@ def on_host(outputs: Mapping[str, Fetched]) -> dict[str, Tensor]:
 
 
 class _Clock:
-    """When events happened, in nanoseconds of the host's clock.
+    """Times of events, in nanoseconds of the host's clock.
 
     torch gives the time between two events as a float32 of milliseconds, which after minutes is
     accurate to some microseconds only. So every second an event becomes the new reference.

@@ -36,10 +36,10 @@ LARGEST_SEED = 2**63 - 1
 def initial_states(
     graph: Graph, seed: int, given: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """The first values of all states: those that are `given`, and the others from their fillers.
+    """The first values of all states: the `given` ones, and the others from their fillers.
 
-    A filler draws from a generator that the seed and the name of the state decide. The whole that
-    states are shards of is drawn once for those that follow each other.
+    A filler draws from a generator that is keyed by seed and state name. The whole of consecutive
+    shards is drawn once.
     """
     values = {}
     whole, drawn = "", torch.empty(0)
@@ -69,9 +69,9 @@ def at_home(graph: Graph, name: str, value: Tensor) -> Tensor:
 
 
 def laid_out(value: Tensor, layout: str) -> Tensor:
-    """The value itself, or a copy of it in the layout that its blob has.
+    """The value itself, or a copy of it in the layout of its blob.
 
-    A value with one channel lies alike in both layouts; its strides decide which one kernels
+    A value with one channel is the same in both layouts; its strides decide which one kernels
     choose, so they are set in any case.
     """
     if layout != CHANNELS_LAST:

@@ -1,7 +1,7 @@
-"""Workers in checkpoints: what each has to itself, how far it is, and the record beside them.
+"""Workers in checkpoints: the own states and progress of each, and the record next to them.
 
-A checkpoint has what workers share under the names that the net gives it, so that any other scheme
-can load it. What a worker has to itself is there under its own name (`worker0/...`), and
+A checkpoint has the shared states of workers under the names of the net, so that any other scheme
+can load it. The own states of a worker have the worker's name (`worker0/...`), and
 `worker0/completed` counts its iterations.
 """
 
@@ -57,7 +57,7 @@ def refuse_workers(graph: Graph, world: World | None, replay: Record | None) -> 
         what, expected = "workers cannot run here", "CPU devices"
         raise ConfigError(what, expected, "ops on GPUs", "name CPU devices")
     if world is not None and not isinstance(world, OpenWorld):
-        what, expected = "workers on several hosts come and go", "a world that lets them"
+        what, expected = "workers on several hosts join and leave", "a world that allows it"
         remedy = "make one by OpenWorld.serving, and OpenWorld.joining on other hosts"
         raise ConfigError(what, expected, type(world).__name__, remedy)
     if replay is not None and replay.digest != graph.digest:
@@ -67,7 +67,7 @@ def refuse_workers(graph: Graph, world: World | None, replay: Record | None) -> 
 
 
 def for_all_workers(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Values of states, where one that is shared is that of all who share it."""
+    """Values of states; a shared value is used for all states that share it."""
     shared = {graph.states[n].shared: value for n, value in values.items()}
     aliases = (name for name, state in graph.states.items() if state.shared)
     others = {
@@ -81,8 +81,8 @@ def for_all_workers(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Ten
 def beside_net(
     graph: Graph, values: Mapping[str, Tensor], each: Sequence[int] = ()
 ) -> dict[str, Tensor]:
-    """What a checkpoint has besides the states of the net: parameters of earlier iterations, and
-    what each worker has to itself, with the number of iterations that it has completed."""
+    """The parts of a checkpoint besides the states of the net: parameters of earlier iterations,
+    and the own states of each worker with its number of complete iterations."""
     own = {name: values[name] for name in starts(graph) if not graph.states[name].shared}
     counts = {worker_of(number, _COMPLETED): torch.tensor(n) for number, n in enumerate(each)}
     return own | counts
@@ -92,7 +92,7 @@ _COMPLETED = "completed"
 
 
 def each_worker(path: Path, forms: Mapping[str, object], workers: int) -> tuple[int, ...]:
-    """How many iterations each worker had completed; none of them in that of other schemes."""
+    """The number of complete iterations of each worker; empty in checkpoints of other schemes."""
     names = [worker_of(number, _COMPLETED) for number in range(workers)]
     if not all(name in forms for name in names):
         return (0,) * workers
@@ -120,7 +120,7 @@ def empty_record(graph: Graph, reached: Reached, workers: Sequence[Graph]) -> Re
 
 
 def joined(past: Record | None, now: Record | None) -> Record | None:
-    """What happened before and what happened then, as one record."""
+    """Two consecutive records as one."""
     if past is None or now is None or not past.events:
         return past if now is None else now
     return past.then(now)
@@ -142,7 +142,7 @@ def record_of(folder: Path) -> Record:
 
 
 def past_of(saved: Checkpoint, digest: str) -> Record | None:
-    """The record beside a checkpoint up to it, if it is one of the same graph."""
+    """The record next to a checkpoint, up to it, if it belongs to the same graph."""
     try:
         record = record_of(saved.path.parent.parent)
         return record.split(saved.iteration)[0] if record.digest == digest else None

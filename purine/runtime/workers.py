@@ -1,9 +1,9 @@
 """Running the workers of a graph: an executor for each, around one core and one store.
 
-The store holds the newest version of every shared state. A fetch and a push get the version from
-it when they begin, under the lock that guards all executors, and what a push made is put there when
-it is complete. So a version lives as long as somebody reads it. A push writes over a version that
-nobody reads, and over a copy of one that somebody does.
+The store holds the newest version of every shared state. A fetch or push gets the version from it
+when it begins, under the lock that guards all executors; a complete push stores its result. So a
+version lives as long as it has readers. A push writes over a version without readers, and over a
+copy of one that still has some.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LOOK = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How many iterations are complete: of all workers together, and of each."""
+    """The number of complete iterations: of all workers together, and of each."""
 
     all: int = 0
     each: tuple[int, ...] = ()
@@ -67,14 +67,13 @@ class _Tracing:
 
 
 class Workers:
-    """One execution of the workers of a graph, in the place of an `Executor`.
+    """One execution of the workers of a graph, in place of an `Executor`.
 
-    `parts` are their graphs, by the numbers that they have in the whole; from here on a worker is
-    numbered by its place among these. `states` gives the value of every state; of a shared one,
-    that under any of its names. `reached` says where it begins. With `single`, ops run one by one.
-    With `replay` everything that was recorded happens again in the same order. Of a graph on
-    several hosts it is the execution of `host`. Its couriers, which have posts, have no program
-    before they go.
+    `parts` are their graphs, by their numbers in the whole graph; from here on a worker is numbered
+    by its index among these. `states` gives the value of every state; of a shared one, under any of
+    its names. `reached` is where it begins. With `single`, ops run one by one. With `replay` all
+    recorded events are repeated in the same order. Of a graph on several hosts it is the execution
+    of `host`. Its couriers, which have posts, have no program before they start.
     """
 
     def __init__(
@@ -140,11 +139,11 @@ class Workers:
 
     @property
     def executors(self) -> list[Executor]:
-        """Those of all workers, and of the couriers that go."""
+        """The executors of all workers, and of the couriers that run."""
         return list(self._executors.values())
 
     def occupy(self, courier: int, transport: Transport | None) -> None:
-        """Let a courier go, over a transport that connects with the other end meanwhile."""
+        """Start a courier, over a transport that connects with the other end meanwhile."""
         leaving = self._leaving.get(courier)
         if leaving is not None:
             leaving.join()
@@ -171,7 +170,7 @@ class Workers:
             self.host.notify_all()
 
     def lost(self, courier: int) -> None:
-        """A worker on another host is gone, and its courier goes no more. Holds the lock."""
+        """A worker on another host is gone, so its courier stops. Holds the lock."""
         executor = self._executors.pop(courier, None)
         if executor is not None:
             self._push(self.core.vacate(courier))
@@ -181,24 +180,24 @@ class Workers:
             self.host.notify_all()
 
     def _end(self, executor: Executor) -> None:
-        """End the lanes of a courier that goes no more."""
+        """End the lanes of a courier that has stopped."""
         executor.close()
         with self.lock:
             self.tracing.left += executor.trace()
 
     @property
     def begun(self) -> int:
-        """How many rounds the couriers that go have begun."""
+        """The number of rounds that the running couriers have begun."""
         with self.lock:
             return sum(self.core.cores[courier].opened for courier in self.posts)
 
     @property
     def carried(self) -> int:
-        """How many iterations of all workers the rounds so far come to."""
+        """The number of iterations of all workers that the rounds so far stand for."""
         return sum(carrier.rounds * carrier.pace for carrier in self.core.carriers.values())
 
     def away(self, courier: int) -> bool:
-        """Whether a courier does not go."""
+        """Whether a courier does not run."""
         return courier not in self._executors
 
     def _push(self, tokens: Iterable[tuple[int, int]]) -> None:
@@ -211,7 +210,7 @@ class Workers:
     def extend(self, limit: int) -> None:
         """Let workers open iterations while fewer than `limit` of them all are open.
 
-        A replay goes on to where nothing was in flight: only there its states are those of then.
+        A replay continues to a cut: only there its states are those of the recorded run.
         """
         if self._cuts is not None:
             limit = self._next_cut(limit)
@@ -253,7 +252,7 @@ class Workers:
             return self.core.completed
 
     def pause(self, seconds: float) -> None:
-        """Wait until something happens, or for some time."""
+        """Wait until an event, or for some time."""
         with self.lock:
             self._raise_if_stopped()
             self.host.wait(seconds)
@@ -279,13 +278,13 @@ class Workers:
 
     @property
     def reached(self) -> Reached:
-        """What is complete now."""
+        """The iterations that are complete now."""
         own = (core for number, core in enumerate(self.core.cores) if number not in self.posts)
         return Reached(self.core.completed, tuple(core.completed for core in own))
 
     @property
     def record(self) -> Record:
-        """What has happened since the start."""
+        """The events since the start."""
         return self.core.record
 
     def trace(self) -> Trace:
@@ -305,7 +304,7 @@ class Workers:
         return replace(trace, reads=reads)
 
     def activity(self) -> Activity:
-        """What all lanes do at this moment."""
+        """The running ops of all lanes at this moment."""
         running = [op for executor in self.executors for op in executor.activity().running]
         return Activity(self.core.completed, tuple(running))
 
@@ -439,7 +438,7 @@ class _Seat:
         return ready
 
     def _store(self, op: int, iteration: int) -> None:
-        """Put what a push made into the store."""
+        """Put the result of a push into the store."""
         if self._member.runs(op, iteration):
             for name, shared in self._writes[op]:
                 self._workers.store[shared] = self._buffers.take(iteration + 1, name)

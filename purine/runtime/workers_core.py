@@ -1,17 +1,17 @@
 """The dispatcher's core for several workers: a `Core` for each, and the states that they share.
 
-A *push* is an op that makes the next version of shared states. Here it is decided which tokens may
-run; there are no threads, no I/O and no torch. The executor calls `start` when a fetch or a push
+A *push* is an op that makes the next version of shared states. This core decides which tokens may
+run; it has no threads, no I/O and no torch. The executor calls `start` when a fetch or a push
 begins and `complete` when any op ends, all under one lock.
 
-- A fetch runs when the pushes of the other workers that its bound asks for are complete.
+- A fetch runs when the pushes of the other workers within its bound are complete.
 - One push of a state runs at a time. It locks all its states at once when it is handed out, so no
   update is lost. Lanes never wait for a lock: a token that cannot run waits here.
-- An iteration opens when those iterations of other workers are open that it may wait for. So it
-  waits for older iterations alone, and the oldest one always goes on: nothing can deadlock.
+- An iteration opens when all iterations of other workers that it may wait for are open. So it
+  waits only for older iterations, and the oldest one always makes progress: there is no deadlock.
 - A push may write over the newest version if no fetch still has readers. Fetches then wait for it.
 
-With a record, fetches and pushes of each state run in the order that was recorded, and so do the
+With a record, the fetches and pushes of each state run in the recorded order, and so do the
 openings and the results.
 """
 
@@ -35,7 +35,8 @@ Ready = tuple[int, int]
 
 @dataclass
 class _State:
-    """A shared state: `done` is, by worker that pushes it, the iterations whose pushes are in."""
+    """A shared state: `done` is, by worker that pushes it, the number of iterations with complete
+    pushes."""
 
     done: dict[int, int]
     version: int = 0
@@ -51,7 +52,7 @@ class _State:
 
 
 class WorkersCore:
-    """The states of all workers' executions, and what they share."""
+    """The cores of all workers, and the states that they share."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class WorkersCore:
         return self._open()
 
     def occupy(self, courier: int, core: Core | HostCore) -> list[Ready]:
-        """A courier begins to go, with a core of its own."""
+        """Start a courier, with a core of its own."""
         assert not self.active[courier], "it goes already"
         self.cores[courier], self.active[courier] = core, True
         carrier = self.carriers[courier]
@@ -130,7 +131,7 @@ class WorkersCore:
         return self._carry(courier)
 
     def vacate(self, courier: int) -> list[Ready]:
-        """A courier goes no more; what it was about to do with shared states is left undone."""
+        """Stop a courier: its pending fetches and pushes are dropped, and their locks released."""
         self.active[courier] = False
         size, member, names = self.cores[courier].size, self.members[courier], list[str]()
         for number, token in [ready for ready in self._handed if ready[0] == courier]:
@@ -148,7 +149,7 @@ class WorkersCore:
         return self._woken(names)
 
     def _carry(self, courier: int, *, last: bool = False) -> list[Ready]:
-        """Let a courier begin a round, if there is enough to carry or this is the `last` one."""
+        """Let a courier begin a round, if enough iterations are due or this is the `last` one."""
         carrier, core = self.carriers[courier], self.cores[courier]
         if carrier.of is None or not self.active[courier] or not core.idle:
             return []
@@ -160,12 +161,12 @@ class WorkersCore:
         return self._admitted(courier, core.extend(core.completed + 1))
 
     def flush(self) -> list[Ready]:
-        """Nothing is in flight of the workers: let couriers carry what is left."""
+        """No iteration of the workers is in flight: let couriers carry the remaining updates."""
         return [ready for courier in self.carriers for ready in self._carry(courier, last=True)]
 
     @property
     def carried(self) -> bool:
-        """Whether the couriers of workers that are here have carried everything."""
+        """Whether the couriers of the present workers have carried all updates."""
         return all(
             self.cores[courier].idle and carrier.carried == self.cores[carrier.of].completed
             for courier, carrier in self.carriers.items()
@@ -174,27 +175,27 @@ class WorkersCore:
 
     @property
     def rounds(self) -> int:
-        """How many rounds of couriers are complete."""
+        """The number of complete rounds of couriers."""
         return sum(carrier.rounds for carrier in self.carriers.values())
 
     def locked(self, name: str) -> bool:
-        """Whether a push of a state is under way."""
+        """Whether a push of a state is in progress."""
         return self._states[name].locked
 
     def cut(self) -> None:
-        """Note in the record that nothing is in flight, if that is so."""
+        """Record a cut if no iteration is in flight."""
         if self.idle and self.record.events and self.record.events[-1] != CUT:
             self.record.events.append(CUT)
 
     def leave(self, worker: int) -> list[Ready]:
-        """A worker opens no more iterations, and bounds do not count it any more."""
+        """A worker opens no more iterations, and bounds ignore it from now on."""
         self.active[worker] = False
         return self._woken(self._states) + self._open()
 
     def join(self, worker: int) -> list[Ready]:
-        """A worker that left, and has nothing in flight, goes on.
+        """A worker that left, and has no iteration in flight, continues.
 
-        It begins behind all iterations that are open, so that none of them waits for it.
+        It begins after all open iterations, so that none of them waits for it.
         """
         core = self.cores[worker]
         assert not self.active[worker], "it has not left"
@@ -247,7 +248,7 @@ class WorkersCore:
             state.order.popleft()
 
     def _newest(self, state: _State, worker: int, iteration: int) -> int:
-        """Below which iteration the pushes of all other workers are in."""
+        """The first iteration whose pushes by all other workers are not yet complete."""
         here = (other for other in state.done if self.active[other] and other not in self.carriers)
         done = (state.done[other] for other in here if other != worker)
         return min(done, default=iteration)
@@ -311,7 +312,7 @@ class WorkersCore:
         return names
 
     def _release(self, worker: int, op: int, iteration: int) -> None:
-        """Fetches that an op was the last to read hold their version no longer."""
+        """Fetches whose last reader was this op release their version."""
         member, held = self.members[worker], self._held[worker]
         for fetch in member.readers[op]:
             entry = held.get((fetch, iteration))
@@ -341,7 +342,7 @@ class WorkersCore:
             self.record.events.append(self._number[worker, what])
 
     def _admitted(self, worker: int, tokens: Iterable[int]) -> list[Ready]:
-        """Those of the tokens that may run; the others wait with a state that they wait for."""
+        """The tokens that may run; the others wait with a state that they wait for."""
         member, size = self.members[worker], self.cores[worker].size
         admitted = []
         for token in tokens:
@@ -421,7 +422,7 @@ class WorkersCore:
         return _limit_of(core) < core.completed + self.credit
 
     def _is_supplied(self, worker: int) -> bool:
-        """Whether the courier of a worker has been there, and is not too far behind."""
+        """Whether the courier of a worker has completed a round, and is not too far behind."""
         courier = self._carrier_of.get(worker)
         if courier is None:
             return True
@@ -430,7 +431,8 @@ class WorkersCore:
         return core.completed > 0 and (carrier.bound is None or behind <= carrier.bound)
 
     def _may_open(self, worker: int) -> bool:
-        """Whether a worker has credit left, and what its next iteration waits for is open."""
+        """Whether a worker has credit left, and all iterations that its next one waits for are
+        open."""
         if not (self.active[worker] and self._has_credit(worker) and self._is_supplied(worker)):
             return False
         bound, limit = self.members[worker].bound, _limit_of(self.cores[worker])
@@ -449,7 +451,7 @@ class WorkersCore:
 
 
 def _limit_of(core: Core | HostCore) -> int:
-    """Below which iteration those of a core may start."""
+    """The first iteration that a core may not start yet."""
     return core.core.limit if isinstance(core, HostCore) else core.limit
 
 

@@ -1,1 +1,2 @@
-"""Foresight: the dispatcher's own core on a virtual clock, over lowered graphs of all hosts."""
+"""Predictions: the dispatcher's own core on a virtual clock, over the lowered graphs of all
+hosts."""

@@ -1,8 +1,8 @@
 """The virtual clock: the cores of all hosts, driven by events in the order of time.
 
-It decides nothing about what may run: `Core` and `HostCore` do, as in a run. It knows how long ops
-take, which thread is free, which threads share cores, and when bytes arrive. Events of one time are
-taken in the order in which they were foreseen, so a simulation is the same each time.
+`Core` and `HostCore` decide what may run, as in a run. The engine knows only how long ops take,
+which thread is idle, which threads share cores, and when bytes arrive. Events of the same time are
+processed in the order in which they were scheduled, so a simulation is deterministic.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Record = tuple[int, int, int, int, float, float]
 
 
 class _Host:
-    """A host while it is simulated."""
+    """The simulated state of a host."""
 
     def __init__(self, part: Part, *, credit: int) -> None:
         self.part = part
@@ -74,7 +74,7 @@ class _Host:
 
 @dataclass(slots=True)
 class _Meeting:
-    """A collective under way: the threads that wait in it, and the flows that are left."""
+    """A collective in progress: the threads that wait in it, and its unfinished flows."""
 
     waiting: list[tuple[int, int]]
     size: float = 0.0
@@ -82,10 +82,10 @@ class _Meeting:
 
 
 class Engine:
-    """A simulation of some hosts. `run` goes on until all iterations are complete.
+    """A simulation of some hosts. `run` continues until all iterations are complete.
 
-    With a `seed`, each op takes its time times a factor that is drawn: `spread` is the standard
-    deviation of its logarithm. `records` has what ran, from iteration `keep` on.
+    With a `seed`, the time of each op is multiplied by a random factor: `spread` is the standard
+    deviation of its logarithm. `records` has the events, from iteration `keep` on.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Engine:
                     members.append((at, worker))
 
     def run(self, iterations: int) -> None:
-        """Let iterations below `iterations` run to their end."""
+        """Run the iterations below `iterations` to their end."""
         for number, host in enumerate(self.hosts):
             self._push(number, host.core.extend(iterations))
         calendar, changed, flows = self._calendar, self._changed, self.flows
@@ -198,7 +198,7 @@ class Engine:
         heappush(self._calendar, (time, self._sequence, code, a, b))
 
     def _push(self, number: int, tokens: Sequence[int]) -> None:
-        """Give tokens to their threads, and let those begin that are idle."""
+        """Give tokens to their threads, and start those threads that are idle."""
         host = self.hosts[number]
         part, size, idle = host.part, host.size, []
         worker_of, later, queues, running = part.worker_of, part.later, host.queues, host.running
@@ -233,7 +233,7 @@ class Engine:
                 self._next(number, worker, self._hop)
 
     def _next(self, number: int, worker: int, hop: float = 0.0) -> None:
-        """Let a thread that is free begin what is next in its queue."""
+        """Let an idle thread start the next token in its queue."""
         host = self.hosts[number]
         queue = host.queues[worker]
         if not queue and host.pool is not None:
@@ -267,7 +267,7 @@ class Engine:
             self._changed.append(group)
 
     def _look(self) -> None:
-        """Note when the next op of each group that changed ends, unless that was noted."""
+        """Schedule the end of the next op of each group that changed, unless it is scheduled."""
         for number in self._changed:
             group = self._groups[number]
             if group.noted != group.version:
@@ -279,7 +279,7 @@ class Engine:
         self._changed.clear()
 
     def _ended(self, number: int, worker: int) -> None:
-        """The thread has nothing more to do for its op; a put may still wait for room."""
+        """The work of a thread for its op is done; a put may still wait for room."""
         host = self.hosts[number]
         token = host.running[worker]
         op = token % host.size
@@ -302,7 +302,7 @@ class Engine:
         self._completed(number, worker)
 
     def _completed(self, number: int, worker: int) -> None:
-        """An op is complete: the core says what is ready, and the thread goes on."""
+        """An op is complete: the core returns what became ready, and the thread continues."""
         host, now = self.hosts[number], self.now
         token, size, core = host.running[worker], host.size, host.core
         if host.sort[token % size] != 1:
@@ -337,7 +337,7 @@ class Engine:
             self._push(number, others)
 
     def _iterations(self, number: int, before: int) -> None:
-        """Iterations are complete: their slots are free for the peers that send."""
+        """Iterations are complete, so their slots are free for the peers that send."""
         host = self.hosts[number]
         completed = host.core.completed
         host.ends += [self.now] * (completed - before)
@@ -355,7 +355,7 @@ class Engine:
                 heappush(host.queues[host.part.worker_of[op]], (token & TOKEN) + later)
 
     def _arrived(self, number: int, op: int, iteration: int) -> None:
-        """A value is here; a thread that does everything looks at it between two ops."""
+        """A value has arrived; a thread that does everything polls for it between two ops."""
         host = self.hosts[number]
         if host.part.alone and host.running[0] >= 0:
             host.inbox.append((op, iteration))
@@ -386,14 +386,14 @@ class Engine:
             self._completed(number, worker)
 
     def _through(self, source: str, peer: str, channel: int, iteration: int, late: float) -> None:
-        """A message has left; it arrives after the latency of its way."""
+        """A message has left; it arrives after the latency of its route."""
         number = self.index[peer]
         ends = self.hosts[number].part.ends
         assert ends is not None
         self._at(late, _ARRIVE, number, (ends.arrivals[source, channel], iteration))
 
     def _meet(self, number: int, worker: int, token: int) -> None:
-        """A host takes part in a collective, which begins when all its hosts are there."""
+        """A host joins a collective, which begins when all its hosts are there."""
         host = self.hosts[number]
         assert host.part.ends is not None
         one = host.part.ends.collectives[token % host.size]
@@ -410,7 +410,7 @@ class Engine:
             meeting.flows += 1
 
     def _stalled(self) -> StallError:
-        """Nothing is under way and iterations are left: who waits for what."""
+        """The error if no event is left but iterations are: which op waits for which."""
         lines = []
         for host in self.hosts:
             for iteration, name, _ in host.core.waiting()[:3]:
@@ -420,6 +420,6 @@ class Engine:
                     lines.append(f"put {name!r} of {host.part.host!r} for a slot ({iteration})")
         what, expected = (
             "the simulated hosts wait for each other",
-            "all ops to get ready in the end",
+            "every op to become ready",
         )
         return StallError(what, expected, "; ".join(lines[:8]), "purine check prints the cycle")

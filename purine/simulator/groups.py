@@ -1,8 +1,8 @@
-"""Threads that share cores: how fast their ops run while others run beside them.
+"""Threads that share cores: the speed of their ops while others run.
 
-All running ops of a group have one speed: the cores of the group over the cores that they would
-keep busy, at most 1. The group therefore has a clock of its own, which is slower while more runs.
-An op ends when that clock has advanced by its time on an idle device.
+All running ops of a group have the same speed: the number of its cores divided by the number of
+cores that the ops would use, at most 1. So the group has a clock of its own, which slows down when
+more ops run. An op ends when that clock has advanced by the op's time on an idle device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["Group"]
 
 
 class Group:
-    """The cores of a group and what runs on them. Times are nanoseconds.
+    """The cores of a group and the ops that run on them. Times are nanoseconds.
 
     >>> group = Group(1, crowding=0.0)
     >>> group.begin(0.0, 0, 10.0, 1)    # thread 0 would take 10 ns alone
@@ -39,20 +39,20 @@ class Group:
         """A heap of (end by the group's clock, thread, cores that it keeps busy)."""
 
     def begin(self, now: float, thread: int, time: float, width: int) -> None:
-        """A thread begins an op."""
+        """A thread starts an op."""
         self._clock += (now - self._now) * self._speed
         self._now = now
         heappush(self._running, (self._clock + time, thread, width))
         self._change(width)
 
     def end(self) -> float:
-        """When the next op ends, if nothing changes; infinity while none runs."""
+        """The end of the next op if nothing changes; infinity if none runs."""
         if not self._running:
             return float("inf")
         return self._now + (self._running[0][0] - self._clock) / self._speed
 
     def take(self, now: float) -> int:
-        """The next op has ended now: its thread."""
+        """The thread of the next op, which ends now."""
         self._clock += (now - self._now) * self._speed
         self._now = now
         end, thread, width = heappop(self._running)

@@ -1,6 +1,6 @@
-"""What limits a step, and what would help: the largest loss of a prediction, and a second one.
+"""What limits a step, and what would help: the largest loss of a prediction, and the second one.
 
-A remedy is not guessed: the step is simulated again with it.
+A remedy is not a guess: the step is simulated again with it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def limit(found: Prediction, machine: Machine, again: Callable[[Machine], float]
     losses = {"exposed": found.exposed, "bubble": found.bubble, "other": found.other}
     worst = max(losses, key=lambda name: losses[name])
     if losses[worst] < _LITTLE:
-        return f"compute limits it: devices are busy {found.busy:.0%} of the time, so " + (
-            "more or faster devices would help, and nothing else"
+        return f"compute limits the step: devices are busy {found.busy:.0%} of the time, so " + (
+            "only more or faster devices would help"
         )
     if found.pairs and (worst == "exposed" or found.bubble + found.exposed > found.other):
         text = _links(found, machine, again)
@@ -51,7 +51,7 @@ def limit(found: Prediction, machine: Machine, again: Callable[[Machine], float]
 
 
 def _links(found: Prediction, machine: Machine, again: Callable[[Machine], float]) -> str:
-    """The sentence where a device waits for values of another host."""
+    """The sentence for a device that waits for values of another host."""
     report = between_hosts(found.trace)
     waits: Counter[tuple[str, str, str]] = Counter()
     for device in report.devices:
@@ -93,7 +93,7 @@ def faster_links(network: Network, factor: float) -> Network:
 
 
 def rate_text(rate: float) -> str:
-    """Bytes per second as people write rates of links.
+    """Bytes per second as a rate of a link, in the usual units.
 
     >>> rate_text(125e6), rate_text(25e6)
     ('1 Gbit/s', '200 Mbit/s')

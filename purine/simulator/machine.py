@@ -1,4 +1,4 @@
-"""What a simulation knows of machines beside the times of ops: cores, dispatch, transports."""
+"""The parameters of simulated machines besides the times of ops: cores, dispatch, transports."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ __all__ = ["TRANSPORTS", "Machine", "Wire"]
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How a transport moves a value, beside what the link takes.
+    """The costs of a transport besides the link.
 
-    A put takes `put` seconds of the sender, and for each byte `per_byte`; the receiver the same
-    with `arrive`. A put is over when all but `buffer` bytes are on their way. With `prompt` it is
-    over when the value is copied, and one thread does everything where a host has one core.
+    A put takes `put` seconds of the sender, and `per_byte` for each byte; the receiver needs
+    `arrive` in the same way. A put completes when all but `buffer` bytes have been sent. With
+    `prompt` it completes when the value is copied, and one thread does everything on a host with
+    one core.
     """
 
     name: str
@@ -45,12 +46,11 @@ class Machine:
     """The machines of a simulation.
 
     `dispatch` is the time between two ops of a lane, which the interpreter's lock allows to one
-    thread of a host at a time, and `hop` what a lane takes to wake. `cores` are those of each
-    device of a host, as (host, device) or (device). `crowding` is by how much each other core that
-    computes slows a core: 0.1 means that two busy cores take 1.1 times as long. `machine_of` says
-    which hosts are on one machine. `slow` are the speeds of devices that are not as fast as the
-    others: {("host0", "cpu:2"): 0.5}. Without `contended`, threads never wait for cores: so it is
-    where times were measured while others ran.
+    thread of a host at a time, and `hop` the time to wake a thread. `cores` are those of each
+    device of a host, by (host, device) or (device). `crowding` is the slowdown of a core by each
+    other busy core: with 0.1, two busy cores take 1.1 times as long. `machine_of` maps hosts to
+    machines. `slow` has the speeds of slow devices: {("host0", "cpu:2"): 0.5}. Without `contended`,
+    threads never wait for cores: this is for times that were measured while other threads ran.
     """
 
     dispatch: float = 12e-6
@@ -68,5 +68,5 @@ class Machine:
     others."""
 
     def cores_of(self, host: str, device: str) -> tuple[int, ...]:
-        """The cores of a device; () where it has all that `threads` says."""
+        """The cores of a device; () if it has as many as `threads` says."""
         return self.cores.get((host, device), self.cores.get(("", device), ()))

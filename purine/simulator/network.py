@@ -1,11 +1,11 @@
 """Links between hosts, and the flows that share them.
 
-A link carries bytes in one direction. Flows over a link share it fairly (max-min): rates of all
-flows grow together until a link is full, flows over it keep their rate, and the others go on. A
-route is the links that a flow takes from one host to another; its latency is added once.
+A link carries bytes in one direction. Flows share a link fairly (max-min): the rates of all flows
+grow together until a link is full; flows over it keep their rate, and the others continue to grow.
+A route is the links of a flow from one host to another; its latency is added once.
 
-When flows have begun or ended, only those are computed anew that are connected with them through
-links that they share: once for all that begin and end at one time.
+When flows begin or end, only the rates of flows that are connected with them through shared links
+are recomputed, once for all changes at the same time.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Network:
-    """What connects hosts: for each pair the links from the first to the second.
+    """The links between hosts: for each pair the links from the first to the second.
 
-    A pair without a route of its own takes the `up` link of its source and the `down` link of its
-    target, which all others share with it. Hosts of one machine need no link: their route is their
+    A pair without a route of its own uses the `up` link of its source and the `down` link of its
+    target, which it shares with all others. Hosts of one machine need no link: their route is their
     `memory`.
 
     >>> net = Network.switched(["a", "b"], Link("1gbit", 125e6, 50e-6))
@@ -49,9 +49,9 @@ class Network:
 
     @classmethod
     def switched(cls, hosts: Iterable[str], link: Link) -> Network:
-        """Each host at a switch, with a link of this rate in each direction.
+        """A network in which each host has a link of this rate to a switch, in each direction.
 
-        The latency of `link` is that of the way from host to host.
+        The latency of `link` is that from host to host.
         """
         half, names = link.latency / 2, list(hosts)
         up = {name: Link(f"{name} up", link.rate, half) for name in names}
@@ -68,18 +68,18 @@ class Network:
         return (self.up[source], self.down[target]) if own is None else own
 
     def latency(self, source: str, target: str) -> float:
-        """Seconds from one host to another without any load."""
+        """Seconds from one host to another without load."""
         return sum(link.latency for link in self.route(source, target))
 
 
 def max_min(routes: Mapping[int, Sequence[str]], rates: Mapping[str, float]) -> dict[int, float]:
-    """The fair rates of flows, by their number, whose links have these rates.
+    """The fair rates of flows, by their number, over links with these rates.
 
     >>> max_min({0: ["a"], 1: ["a", "b"], 2: ["b"]}, {"a": 10.0, "b": 4.0})
     {1: 2.0, 2: 2.0, 0: 8.0}
 
     Shares of links only grow while flows are settled. So a link whose share has grown since it was
-    noted is noted anew when its turn comes.
+    queued is queued again when its turn comes.
     """
     once = {flow: dict.fromkeys(links) for flow, links in routes.items()}
     over: dict[str, list[int]] = {}
@@ -120,10 +120,10 @@ _KEPT = 20_000
 
 
 class Flows:
-    """The flows under way. Times are in nanoseconds, sizes in bytes.
+    """The flows in progress. Times are in nanoseconds, sizes in bytes.
 
-    Whoever drives it calls `end` when the end of a flow has come, and `settle` before time goes on
-    after flows began or ended.
+    The caller must call `end` at the end of a flow, and `settle` before time advances after flows
+    began or ended.
     """
 
     def __init__(self) -> None:
@@ -159,14 +159,14 @@ class Flows:
         return number
 
     def end(self, number: int) -> None:
-        """A flow is through."""
+        """Remove a flow that has ended."""
         for name in self._routes.pop(number):
             del self._over[name][number]
             self.unsettled[name] = None
         del self._left[number], self._rate[number], self._since[number]
 
     def settle(self, now: float) -> dict[int, float]:
-        """Share the links among the flows that are there; returns the ends that changed."""
+        """Share the links among the present flows; returns the ends that changed."""
         flows = self._connected(self.unsettled)
         self.unsettled = {}
         if len(flows) == 1:
@@ -185,7 +185,7 @@ class Flows:
         return ends
 
     def _shares(self, flows: Iterable[int]) -> tuple[float, ...]:
-        """The fair rates of flows, which share links with no others."""
+        """The fair rates of flows that share links with no others."""
         routes = tuple([self._routes[flow] for flow in flows])
         shares = self._known.get(routes)
         if shares is None:
@@ -197,7 +197,8 @@ class Flows:
         return shares
 
     def _connected(self, names: Iterable[str]) -> dict[int, None]:
-        """The flows that share links with each other, from those over these links on."""
+        """The flows that share links with each other, directly or through others, from these links
+        on."""
         flows: dict[int, None] = {}
         seen, todo = set(names), list(dict.fromkeys(names))
         while todo:

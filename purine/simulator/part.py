@@ -27,11 +27,12 @@ Duration = Callable[[Op], float]
 
 @dataclass(frozen=True)
 class Part:
-    """What the engine knows of a host. Ops and threads are numbers; times are nanoseconds.
+    """The data of a host for the engine. Ops and threads are numbers; times are nanoseconds.
 
-    `times` are those of ops on an idle device, `widths` how many cores each keeps busy. `group_of`
-    is by thread the group of threads that it shares cores with, or -1, and `capacity` the cores of
-    each group. `sizes` are the bytes of what crosses, `targets` by put its (peer, channel) pairs.
+    `times` are those of ops on an idle device, `widths` the number of cores that each uses.
+    `group_of` is by thread the group of threads with the same cores, or -1, and `capacity` the
+    cores of each group. `sizes` are the bytes of transfers, `targets` by put its (peer, channel)
+    pairs.
     """
 
     host: str
@@ -57,13 +58,13 @@ class Part:
 
 
 def make_part(lowered: Lowered, host: str | None, duration: Duration, machine: Machine) -> Part:
-    """The part of a host; `host` is None where a step is on one host alone.
+    """The part of a host; `host` is None for a step on one host.
 
     The threads are those that the executor starts, except that each lane of a GPU is a stream.
     """
     graph = lowered.graph
     if has_workers(graph):
-        what = "a step of workers that do not wait for each other is not simulated"
+        what = "asynchronous workers are not simulated"
         remedy = "predict the synchronous scheme, or run a few iterations with --trace"
         raise ConfigError(what, "a step without asynchronous states", "workers", remedy)
     plan = compile_plan(graph)
@@ -143,7 +144,7 @@ def _nanoseconds(
 
 
 def _width(op: Op, cores: Mapping[str, tuple[int, ...]], machine: Machine) -> int:
-    """How many cores an op keeps busy: those of its device in a compute lane, else one."""
+    """The number of cores that an op uses: those of its device in a compute lane, else one."""
     if not is_cpu(op.location):
         return 0
     return (len(cores[op.location.device]) or machine.threads) if computes(op.lane) else 1
@@ -155,8 +156,8 @@ def _groups(
     """For each thread its group of threads with cores in common, and the cores of each group.
 
     A thread that shares its cores with no other has the group -1, unless cores slow each other.
-    Threads for peers and the receiver are not bound to cores: the system runs them where there is
-    room, so what they do is charged to no group, unless the host has a single core.
+    Threads for peers and the receiver are not bound to cores: the system runs them on idle cores,
+    so their work is charged to no group, unless the host has a single core.
     """
     if not machine.contended:
         return (-1,) * len(workers), ()

@@ -1,4 +1,4 @@
-"""What a simulation says: a trace of a run that has not happened, and the figures from it."""
+"""The result of a simulation: the trace of a run that has not happened, and figures from it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _DRAIN = 2
 
 @dataclass(frozen=True)
 class Prediction:
-    """How a step will run.
+    """The predicted figures of a step.
 
-    `seconds` are those of a step in a steady state, without any spread of op times; nine of ten
-    steps take between `low` and `high`. Of all devices' time, `busy` is compute, `exposed` waits
-    for transfers and reductions, `bubble` waits for compute of other devices, and `other` is
-    dispatch, data and the credit. `links` are bytes a step by link, `pairs` by pair of hosts.
-    `memory` has the peak of each device, and `events` how many the simulation took.
+    `seconds` is the time of a step in the steady state, without any spread of op times; nine of ten
+    steps take between `low` and `high`. Of the time of all devices, `busy` is compute, `exposed`
+    waits for transfers and reductions, `bubble` waits for compute of other devices, and `other` is
+    dispatch, data and the credit. `links` are bytes per step by link, `pairs` by pair of hosts.
+    `memory` has the peak of each device, and `events` the number of simulated events.
 
     `devices` are the shares of each device: (busy, exposed, bubble, other).
     """
@@ -67,10 +67,10 @@ def predict(
     seed: int = 0,
     memory: bool = True,
 ) -> Prediction:
-    """Simulate the hosts of a step, whose lowered graphs these are; None stands for the only one.
+    """Simulate the hosts of a step, given their lowered graphs; None stands for the only host.
 
     The same arguments give the same prediction. `spread` is the standard deviation of the logarithm
-    of op times; the range of a step comes from as many iterations again with times drawn by `seed`.
+    of op times; the range of a step comes from as many more iterations, with times drawn by `seed`.
 
     >>> import purine as pu
     >>> from purine.lowering import lower
@@ -135,14 +135,14 @@ def simulate(
     seed: int | None = None,
     spread: float = 0.0,
 ) -> Engine:
-    """Run the hosts without a trace; the engine has the ends of their iterations."""
+    """Run the hosts without a trace; the engine then has the ends of their iterations."""
     engine = Engine(parts, machine, credit=credit, seed=seed, spread=spread, record=False)
     engine.run(iterations)
     return engine
 
 
 def ends_of_steps(engine: Engine) -> list[float]:
-    """When each iteration was complete on all hosts, in nanoseconds."""
+    """The times at which each iteration was complete on all hosts, in nanoseconds."""
     return [max(ends) for ends in zip(*(host.ends for host in engine.hosts), strict=True)]
 
 
@@ -155,7 +155,7 @@ def per_step(engine: Engine, iterations: int) -> float:
 
 
 def _range(engine: Engine, seconds: float) -> tuple[float, float]:
-    """Between which times nine of ten steps lie."""
+    """The times between which nine of ten steps lie."""
     ends = ends_of_steps(engine)[_SKIP:-_DRAIN]
     steps = [(b - a) / 1e9 for a, b in itertools.pairwise(ends)]
     cuts = statistics.quantiles(steps, n=20)
@@ -163,7 +163,7 @@ def _range(engine: Engine, seconds: float) -> tuple[float, float]:
 
 
 def trace_of(engine: Engine) -> Trace:
-    """What ran, in the form of a recorded trace; of several hosts as one."""
+    """The simulated events in the form of a recorded trace; of several hosts as one."""
     traces = []
     for number, host in enumerate(engine.hosts):
         part = host.part

@@ -1,7 +1,7 @@
 """Where the times of ops come from: a trace of the job, a trace of the net elsewhere, a profile.
 
-`Times` gives the seconds of any op of a lowered graph. What a trace does not know is estimated by
-the cost model, at the scale of what the trace does know.
+`Times` gives the seconds of any op of a lowered graph. Ops that are not in a trace are estimated by
+the cost model, scaled by the ops that are.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class Known:
 
 @dataclass(frozen=True)
 class TraceTimes:
-    """Times of traces. The first of these that knows an op decides:
+    """Times of traces. The first match in this order decides:
 
     the same op by name, kind and sizes; an op of the same origin, kind and sizes; any op of this
     kind and these sizes; an op of the same origin and kind, by the ratio of estimates; the
-    estimate, times what ops of the kind took over their estimates. `own` are times by name alone,
-    of a trace without a graph.
+    estimate, times the mean ratio of measured to estimated time of the kind. `own` are times by
+    name alone, of a trace without a graph.
     """
 
     known: Sequence[Known] = ()
@@ -104,8 +104,8 @@ class TraceTimes:
 def settled_times(trace: Trace) -> dict[str, float]:
     """Seconds of each op in an ordinary iteration after warm-up, also of packing.
 
-    The mean over the half of the iterations whose ops took neither longest nor shortest in all. The
-    sum of medians would be too short, since each op takes long now and then.
+    This is the mean over the middle half of the iterations, ranked by the total time of their ops.
+    A sum of medians would be too short, since each op is slow in some iterations.
     """
     first = trace.iterations[trace.warm_up] if trace.events else 0
     every: dict[str, list[int]] = defaultdict(list)
@@ -125,7 +125,7 @@ def settled_times(trace: Trace) -> dict[str, float]:
 
 
 class _Table:
-    """What is known of ops by what they have in common."""
+    """Measured times of ops, by properties that they share."""
 
     def __init__(self, known: Iterable[Known], profile: Profile, threads: int) -> None:
         self.profile, self.threads = profile, threads
@@ -165,13 +165,13 @@ class _Table:
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    """Measured over estimated, of all together."""
+    """Measured over estimated time, of all ops together."""
     estimated = sum(estimate for _, estimate in pairs)
     return sum(time for time, _ in pairs) / estimated if estimated else 1.0
 
 
 def _form(op: Op, blobs: Mapping[str, Blob]) -> tuple[object, ...]:
-    """What decides how long an op takes: its kind, its settings, and the sizes of its blobs."""
+    """The key that decides how long an op takes: its kind, settings, and the sizes of its blobs."""
     settings = repr(sorted((k, v) for k, v in op.attributes.items() if k not in _UNSIZED))
     sizes = tuple(spec_of(blobs[name]) for name in op.inputs)
     results = tuple(blobs[name].shape for name in op.results)
@@ -179,15 +179,15 @@ def _form(op: Op, blobs: Mapping[str, Blob]) -> tuple[object, ...]:
 
 
 def _role(op: Op) -> tuple[str, str]:
-    """The op of the net that an op was made for, whatever part of the batch, and its role."""
+    """The role of an op, and the op of the net that it comes from, whatever part of the batch."""
     origin = origin_of(op)
     return origin.of.removeprefix(origin.parts), origin.role
 
 
 def spread_of(trace: Trace) -> float:
-    """The standard deviation of the logarithm of op times after warm-up, by the time they take.
+    """The standard deviation of the logarithm of op times after warm-up, weighted by time.
 
-    Half of the distance between the 16th and the 84th of a hundred, so outliers do not count.
+    It is half of the distance between the 16th and the 84th percentile, so outliers do not count.
     """
     first = trace.iterations[trace.warm_up] if trace.events else 0
     spent: dict[str, list[int]] = defaultdict(list)
@@ -207,7 +207,7 @@ def spread_of(trace: Trace) -> float:
 def dispatch_of(trace: Trace, default: float) -> float:
     """Seconds between two ops of a thread of which the second waited for nothing else.
 
-    Lanes of a location whose events never overlap are taken for one thread.
+    Lanes of a location whose events never overlap count as one thread.
     """
     gaps: list[int] = []
     for events in _threads(trace):

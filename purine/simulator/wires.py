@@ -1,7 +1,8 @@
-"""Connections between hosts: messages one after the other over links that others share.
+"""Connections between hosts: messages in order, over links that all connections share.
 
-A pair of hosts has a connection in each direction. What is put to it leaves in order. A put is over
-when all but the last `buffer` bytes of the connection are through, as with the buffer of a socket.
+A pair of hosts has a connection in each direction, which sends its puts in order. A put completes
+when all but the last `buffer` bytes of the connection have been sent, as with the buffer of a
+socket.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _Thread = tuple[int, int]
 
 @dataclass(slots=True)
 class Change:
-    """What follows from a put or the end of a flow: messages that are through with the time at
-    which they arrive, and threads whose puts are over."""
+    """The effects of a put or of the end of a flow: messages that have left, each with its time of
+    arrival, and threads whose puts are complete."""
 
     through: list[tuple[str, int, int, float]] = field(default_factory=list)
     released: list[_Thread] = field(default_factory=list)
@@ -75,7 +76,7 @@ class Wires:
     def put(
         self, now: float, source: str, target: str, size: float, message: _Message, thread: _Thread
     ) -> Change:
-        """A value is put; the change tells with `over` whether the put is over at once."""
+        """Put a value; `over` of the change tells whether the put is complete at once."""
         connection, change = self._connection(source, target), Change()
         size = (size + 16.0) * self._machine.weights.get((source, target), 1.0)
         self.bytes[source, target] = self.bytes.get((source, target), 0.0) + size
@@ -98,7 +99,7 @@ class Wires:
         return change
 
     def wait(self, thread: _Thread, count: int) -> None:
-        """A thread waits for as many connections."""
+        """A thread waits for this number of connections."""
         self._waits[thread] = count
 
     def _start(self, now: float, pair: tuple[str, str], one: _Connection) -> None:
@@ -107,7 +108,7 @@ class Wires:
         self._of_flow[one.flow] = pair
 
     def flow_ended(self, now: float, flow: int) -> tuple[str, Change]:
-        """A piece of a connection is through; returns the sender and what follows."""
+        """A flow of a connection has ended; returns the sender and the effects."""
         pair = self._of_flow.pop(flow)
         connection, change = self._connections[pair], Change()
         piece = connection.pieces.popleft()
@@ -126,7 +127,7 @@ class Wires:
         return pair[0], change
 
     def meeting_latency(self, key: tuple[object, ...]) -> float:
-        """What the steps of a collective take beside its bytes: one for each doubling of hosts."""
+        """The time of a collective besides its bytes: one step for each doubling of hosts."""
         hosts = key[3]
         assert isinstance(hosts, tuple)
         worst = max(self.latency(a, b) for a, b in itertools.pairwise(hosts))

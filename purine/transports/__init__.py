@@ -1,1 +1,1 @@
-"""How values go from one host to another: one interface, one file for each engine."""
+"""Moving values between hosts: one interface, one file for each engine."""

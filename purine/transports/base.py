@@ -1,9 +1,9 @@
 """The interface of all transports: one-sided puts with notification.
 
 A receiver has a few slots of memory for each blob that comes from another host. The sender puts a
-value into the slot of its *version*, the iteration, and the receiver is told of it. The receiver
-tells how many iterations it has completed, which gives their slots back; `HostCore` sees to it that
-no put is made without a free slot, so a transport never has to hold one back.
+value into the slot of its *version*, the iteration, and the receiver is notified. The receiver
+reports how many iterations it has completed, which returns the slots of these iterations.
+`HostCore` makes no put without a free slot, so a transport never has to hold one back.
 
 A transport moves bytes and reports events. It decides nothing.
 """
@@ -73,9 +73,10 @@ class Arrived:
 
 @dataclass(slots=True)
 class Granted:
-    """A peer has completed the iterations below `completed`. It repeats this to say it is alive.
+    """A peer has completed the iterations below `completed`. It repeats this as a heartbeat.
 
-    It has put `sent` values to this host so far; 0 where the transport does not tell.
+    `sent` is the number of values that it has put to this host so far; 0 if the transport does not
+    count them.
     """
 
     peer: str
@@ -85,7 +86,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A peer is gone; nothing more comes from it."""
+    """A peer is gone; no more events come from it."""
 
     peer: str
     why: str
@@ -95,7 +96,8 @@ Event: TypeAlias = Arrived | Granted | Lost
 
 
 class Store(Protocol):
-    """What a transport needs of the store of `torch.distributed`: texts that others wait for."""
+    """The part of the store of `torch.distributed` that a transport needs: texts that others wait
+    for."""
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -103,7 +105,7 @@ class Store(Protocol):
 
 
 class Region:
-    """The memory that a receiver has for the values of one sender, and where each slot is in it.
+    """The memory of a receiver for the values of one sender, and the offset of each slot in it.
 
     Both ends compute the same offsets from the channels between them.
     """
@@ -143,7 +145,7 @@ class Region:
         return self._spans.get((channel, version % self.slots), (0, 0))
 
     def blob(self, channel: int) -> Blob | None:
-        """What a channel carries; None for a signal."""
+        """The blob that a channel carries; None for a signal."""
         return self._blobs[channel]
 
     def ordered(self, channel: int, value: Tensor) -> Tensor:
@@ -162,8 +164,8 @@ class Region:
 
 
 class Board(Region):
-    """The memory that all hosts share: for each version all that is posted, where lowering put it.
-    The number of a channel is this offset."""
+    """The memory that all hosts share: for each version all posted values, at the offsets that
+    lowering chose. The number of a channel on the board is this offset."""
 
     def __init__(self, channels: Channels, slots: int) -> None:
         self.slots = slots
@@ -181,7 +183,7 @@ class Board(Region):
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A slot, in the form of its blob and as bytes."""
+    """A slot, as a tensor with the form of its blob and as bytes."""
 
     shaped: Tensor
     line: Tensor
@@ -195,7 +197,7 @@ class _Slot:
 class Slots:
     """The slots of a region in memory of this process.
 
-    Each is made once: to make one takes longer than to copy 64 KiB.
+    Each is created once, because creating one takes longer than copying 64 KiB.
     """
 
     def __init__(self, region: Region, memory: Tensor) -> None:
@@ -261,7 +263,7 @@ class Slots:
 
 
 def regions_of(channels: Channels, slots: int, *, by_source: bool) -> Mapping[str, Region]:
-    """The region of each peer that values come from (`by_source`) or go to."""
+    """The region of each peer that sends values to this host (`by_source`) or receives them."""
     groups: dict[str, list[Channel]] = {}
     for channel in channels:
         groups.setdefault(channel.source if by_source else channel.target, []).append(channel)
@@ -292,19 +294,19 @@ class Transport(ABC):
         """Write a value into its slot at a peer and notify it. The value may change afterwards."""
 
     def posted(self, peer: str, channel: int, version: int, value: Tensor) -> Tensor:
-        """What this host reads of a value that it has put to all: the same memory as others."""
+        """The memory in which this host reads a value that it has posted, as the others do."""
         return value.clone()
 
     @abstractmethod
     def credit(self, peer: str, completed: int, sent: int = 0) -> None:
-        """Tell a peer how many iterations are complete here, and how many values went to it.
+        """Send a peer the number of iterations that are complete here, and of values put to it.
 
         Never blocks.
         """
 
     @abstractmethod
     def wait(self, timeout: float) -> list[Event]:
-        """The events since the last call; without any, waits until there is one or time is up."""
+        """The events since the last call; if there are none, waits for one until the timeout."""
 
     @abstractmethod
     def wake(self) -> None:
@@ -312,7 +314,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self, lost: Collection[str] = ()) -> None:
-        """Release memory and connections; peers see that this host is gone.
+        """Release memory and connections; peers then see that this host is gone.
 
         Peers that are `lost` are not waited for.
         """
@@ -348,7 +350,7 @@ def none_connected(who: str, missing: Iterable[str]) -> RunError:
 
 
 def own_address(address: str, port: int) -> str:
-    """The address of this host: PURINE_ADDRESS, or that in the network which leads to another."""
+    """The address of this host: PURINE_ADDRESS, or the one in the network towards another host."""
     told = os.environ.get("PURINE_ADDRESS")
     if told:
         return told
@@ -358,10 +360,10 @@ def own_address(address: str, port: int) -> str:
 
 
 def _is_plain(value: Tensor) -> bool:
-    """Whether the memory of a value has its elements one after the other, as they are."""
+    """Whether the elements of a value are contiguous in memory, and are its values."""
     return value.is_cpu and value.is_contiguous() and not value.is_neg() and not value.is_conj()
 
 
 def _plain(value: Tensor) -> Tensor:
-    """A value whose memory has its elements one after the other: itself or a copy."""
+    """A value whose elements are contiguous in memory: itself or a copy."""
     return value.detach().cpu().resolve_conj().resolve_neg().contiguous()

@@ -1,8 +1,8 @@
-"""The clocks of several hosts: how far each is from that of the first host.
+"""The clocks of several hosts: the offset of each from that of the first host.
 
 A host asks the first one for its time, many times. The answer was read at some moment between
 question and answer, so the midpoint is wrong by at most half of the round trip. The shortest round
-trip says the most.
+trip gives the best estimate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROUNDS = 50
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The clock of the first host is `offset` ns ahead of this one's, when this one says `at`.
+    """The clock of the first host is `offset` ns ahead of this one's when this one shows `at`.
 
     The true offset differs by at most `uncertainty` ns.
     """

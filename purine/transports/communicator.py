@@ -1,4 +1,4 @@
-"""Collectives between hosts, as a library has them: all hosts of a group make the same calls.
+"""Collectives between hosts as a library provides them: all hosts of a group make the same calls.
 
 One thread of each host makes the calls of a communicator, one after the other, in the order that
 lowering fixed.
@@ -17,21 +17,21 @@ __all__ = ["Communicator", "GlooCommunicator", "Mark"]
 
 
 class Mark(Protocol):
-    """A place in the work of a GPU, such as an event of CUDA."""
+    """A point in the work of a GPU, such as a CUDA event."""
 
     def query(self) -> bool:
-        """Whether the GPU has come there."""
+        """Whether the GPU has reached this point."""
 
 
 class Communicator(ABC):
     """One host's end of the collectives of a group.
 
-    A call returns when this host has done its part. It raises `RuntimeError` if another host is
-    gone, or waits for it: whoever calls has to look for lost hosts. In the memory of hosts, a
-    communicator ends with its world.
+    A call returns when this host has done its part. If another host is gone, it raises
+    `RuntimeError` or keeps waiting: the caller must check for lost hosts. A communicator in host
+    memory ends with its world.
 
-    Between GPUs a call returns when it is enqueued on the current stream, and never fails: the GPU
-    then waits for its peers until they come, or until somebody ends the communicator.
+    Between GPUs a call returns when it is enqueued on the current stream, and never fails. The GPU
+    then waits for its peers until they come, or until the communicator is aborted.
     """
 
     enqueues = False
@@ -46,14 +46,14 @@ class Communicator(ABC):
         """Copy the line of `root` into those of all others."""
 
     def mark(self) -> Mark | None:
-        """The end of the latest call on its GPU; None where it has ended."""
+        """The point behind the latest call on its GPU; None if that has completed."""
         return None
 
     def close(self) -> None:  # noqa: B027  (most have nothing to free)
         """Free what the communicator has on a GPU. All hosts call it after their last call."""
 
     def abort(self) -> None:  # noqa: B027
-        """Let a GPU go on that waits for peers. Lines of unfinished calls have any values then."""
+        """Release a GPU that waits for peers; lines of unfinished calls are then undefined."""
 
 
 class GlooCommunicator(Communicator):

@@ -1,14 +1,15 @@
 """Transport `gaspi`: one-sided writes with notifications over GPI-2, made for RDMA.
 
-A host has one segment for each transport: the slots of what comes from each peer, and after them a
-copy of the slots of what goes to each peer. A put copies the value there and lets GPI-2 write it.
-The copy stays until the peer has completed the iteration, because only then is its slot used again.
-A large value is not copied: its own memory is a segment until GPI-2 has read it, and the put waits
+A host has one segment for each transport: the slots for the values of each peer, then a copy of the
+slots for the values that go to each peer. A put copies the value there, and GPI-2 writes it. The
+copy stays until the peer has completed the iteration, because only then is its slot used again. A
+large value is not copied: its own memory is a segment until GPI-2 has read it, and the put waits
 for that.
 
-Each slot has a notification, whose value is the version plus one: several versions of a channel are
-on their way at a time, and a notification that is set again before it was read would be lost. Two
-more notifications of each peer say how many iterations it has completed and that it has ended.
+Each slot has a notification, whose value is the version plus one. Several versions of a channel can
+be in flight, and a notification that is set again before it was read would be lost. Two more
+notifications of each peer carry the number of iterations that it has completed, and that it has
+ended.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _GONE = 100e-6
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """Where a peer has what this host sends to it."""
+    """The memory of a peer for the values of this host."""
 
     rank: int
     segment: int
@@ -189,7 +190,7 @@ class GaspiTransport(Transport):
         self._bell.set()
 
     def close(self, lost: Collection[str] = ()) -> None:
-        """Say goodbye, and release the segment once no peer writes into it any more."""
+        """Announce the end, and release the segment once no peer writes into it any more."""
         with self._sending:
             if self._closed or not self._open:
                 return
@@ -215,7 +216,7 @@ class GaspiTransport(Transport):
                 self._node.release(self._segment)
 
     def _part(self, until: float) -> None:
-        """Wait until all have seen the end of the others: a process takes what is unsent along."""
+        """Wait until all have seen the announcements: unsent ones are lost with the process."""
         others = [f"{peer}/closed" for peer in self._links if not self._is_lost(peer)]
         try:
             self._store.set(f"{self._host}/closed", "")
@@ -224,7 +225,7 @@ class GaspiTransport(Transport):
             return  # the host of the store has seen all, and is gone
 
     def _connect(self, peers: Sequence[str], offers: Mapping[str, tuple[int, int]]) -> None:
-        """Exchange where everything is, and let all peers know the segment."""
+        """Exchange the offsets of slots, and let all peers register the segment."""
         for peer, (offset, first) in offers.items():
             link = json.dumps([self._node.rank, self._segment, offset, first])
             self._store.set(f"{self._host}/{peer}", link)
@@ -236,7 +237,7 @@ class GaspiTransport(Transport):
             self._store.get(f"{peer}/open")
 
     def _read(self) -> list[Event]:
-        """The events that are there now. A peer is lost after all that it sent."""
+        """The events that have arrived. A loss is reported after all values of that peer."""
         with self._reading:
             if not self._open:
                 return []
@@ -302,7 +303,7 @@ class GaspiTransport(Transport):
 
 
 def _until(done: Callable[[], bool], until: float) -> bool:
-    """Wait until something is so, or time is up; whether it is so."""
+    """Wait until a condition holds or the timeout; returns whether it holds."""
     while not done():
         if monotonic() >= until:
             return False

@@ -1,9 +1,9 @@
 """The GPI-2 library through ctypes, and the one place where a process joins it.
 
-GPI-2 is installed by the user and loaded at run time. It can be initialised once in a process, so
-all transports of a process share one `Node` and have segments of their own.
+GPI-2 is installed by the user and loaded at run time. A process can initialise it once, so all
+transports of a process share one `Node` and have segments of their own.
 
-Calls never wait inside the library: over TCP it spins there. They return at once, and callers sleep
+Calls never wait inside the library, which spins over TCP. They return at once, and callers sleep
 between two tries.
 """
 
@@ -85,7 +85,7 @@ class _Config(ctypes.Structure):
 
 
 class Node:
-    """This process among all that joined. Its calls may be made by any thread."""
+    """This process among all that joined. Any thread may make its calls."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -119,7 +119,7 @@ class Node:
         _check(code, "gaspi_segment_register", f"rank {rank} to know segment {segment}")
 
     def release(self, segment: int) -> None:
-        """Give a segment back, which no rank writes into any more."""
+        """Release a segment that no rank writes into any more."""
         with self._registry:
             self._library.gaspi_segment_delete(segment)
             del self._segments[segment]
@@ -178,7 +178,7 @@ class Node:
         return arrived
 
     def settle(self, rank: int) -> bool:
-        """Take completions off the queue of a rank; whether it is empty. Fills `lost`."""
+        """Take completions off the queue of a rank; returns whether it is empty. Fills `lost`."""
         queue = rank % self._queues
         with self._locks[queue]:
             return self._settle(queue)
@@ -194,7 +194,7 @@ class Node:
         return bool(code == _SUCCESS)
 
     def _post(self, rank: int, entries: int, call: Callable[[int], int]) -> bool:
-        """Add entries to the queue of a rank; what goes to a lost rank is dropped.
+        """Add entries to the queue of a rank; entries for a lost rank are dropped.
 
         GPI-2 marks a rank as broken when its queue is full, so that must not happen.
         """
@@ -267,7 +267,7 @@ def _loaded() -> ctypes.CDLL:
 
 
 def _set_up(library: ctypes.CDLL, store: Store, rank: int, size: int) -> None:
-    """Set what `gaspi_run` would set: who all are, where, and at which ports."""
+    """Set the variables that `gaspi_run` would set: all hosts, their addresses and their ports."""
     own, master = _addresses()
     store.set(f"gpi2/{rank}", json.dumps([own, master]))
     hosts = _machines([json.loads(store.get(f"gpi2/{number}")) for number in range(size)])
@@ -366,5 +366,5 @@ def _check(code: int, call: str, wanted: str) -> None:
             f"{call} of GPI-2 failed",
             expected=wanted,
             found="no answer in time" if code == _TIMEOUT else f"return code {code}",
-            remedy="see that all hosts run and can reach each other, and start all of them again",
+            remedy="check that all hosts run and can reach each other, and start all of them again",
         )

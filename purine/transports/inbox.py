@@ -1,7 +1,8 @@
-"""What transports over sockets and pipes share: messages of 16 bytes, a thread that sleeps on many.
+"""Shared by transports over sockets and pipes: messages of 16 bytes, and a thread that waits for
+many.
 
-A message is of a put or a credit. A credit never blocks: where its way is full it is kept, and a
-newer one takes its place. The thread that waits sends it later.
+A message belongs to a put or is a credit. Sending a credit never blocks: if the buffer is full the
+credit is kept, a newer one replaces it, and the waiting thread sends it later.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Inbox:
         self._poll.unregister(descriptor)
 
     def credit(self, peer: str, completed: int, sent: int) -> None:
-        """Tell a peer how many iterations are complete here, and how many values went to it."""
+        """Send a peer the number of iterations that are complete here, and of values put to it."""
         with self._lock:
             self._send(peer, MESSAGE.pack(CREDIT, sent & _COUNT, completed))
             is_late = peer in self._late
@@ -65,7 +66,7 @@ class Inbox:
             self.wake()
 
     def wait(self, timeout: float) -> list[Event]:
-        """The events that are there, or come in time."""
+        """The events that are there, or that come before the timeout."""
         if self._late:
             with self._lock:
                 for peer in list(self._late):
@@ -93,7 +94,7 @@ class Inbox:
         os.close(self._bell)
 
     def _send(self, peer: str, newest: bytes = b"") -> None:
-        """Send what is late of a credit, and the newest one. The lock is held."""
+        """Send the rest of a credit that was cut off, and the newest one. The lock is held."""
         late = self._late.pop(peer, b"")
         rest = len(late) % MESSAGE.size
         message = late[:rest] + (newest or late[rest:])

@@ -1,6 +1,6 @@
 """Transport `inproc`: hosts that are threads of one process, for tests.
 
-A network may delay messages at random. Messages of one pair may then overtake each other. It may
+The network can delay messages at random, so that messages of one pair overtake each other. It can
 also lose some, which no other transport does.
 """
 
@@ -137,9 +137,10 @@ class InprocTransport(Transport):
 
 
 class _Meeting:
-    """Where the hosts of a group meet for their collectives: no call returns before all are here.
+    """The place where the hosts of a group meet for collectives: no call returns before all are
+    here.
 
-    So an order that differs between hosts is an error or a hang in every run.
+    So an order that differs between hosts gives an error or a hang in every run.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -222,7 +223,7 @@ class InprocWorld(World):
 
     @property
     def lost_values(self) -> int:
-        """How many values have been lost on the way, of all hosts."""
+        """The number of values that the network has lost, of all hosts."""
         networks = self._shared.networks.values()
         return sum(isinstance(event, Arrived) for network in networks for event in network.lost)
 
@@ -263,7 +264,7 @@ class InprocWorld(World):
 
 
 class _Shared:
-    """What the worlds of all hosts have in common."""
+    """The state that the worlds of all hosts share."""
 
     def __init__(self, count: int, delay: float, loss: float, seed: int) -> None:
         self.delay, self.loss, self.seed = delay, loss, seed

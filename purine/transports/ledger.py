@@ -1,11 +1,12 @@
-"""What hosts that come and go tell each other of their job, in the store of the server.
+"""The books of a job whose workers join and leave, in the store of the server.
 
-A worker takes *tickets*: each is an iteration that it may train, and nobody else does. It reports
-the iterations that are complete. When a worker is gone, the server puts back the tickets that it
-took and did not report. So all tickets are trained, by whoever is there.
+A worker takes *tickets*: each is an iteration that only this worker may train. It reports the
+iterations that are complete. When a worker is gone, the server returns the tickets that it took and
+did not report. So all tickets are trained, by whichever workers are present.
 
-A worker notes tickets as its own before it takes them. If it dies in between, the server puts back
-some that were never taken; then there are a few more than were asked for, and none is ever missing.
+A worker records tickets as its own before it takes them. If it dies in between, the server returns
+some that were never taken. Then a few iterations more than asked for are trained, and none is ever
+missing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _CHUNK = 1 << 20
 
 
 class Ledger:
-    """The books of a job; `link` is the number of a worker's link to the server."""
+    """The books of a job; `link` is the number of a worker's connection to the server."""
 
     def __init__(self, store: TCPStore) -> None:
         self._store = store
@@ -51,12 +52,12 @@ class Ledger:
         return int(self._store.add(_taken(link), 0))
 
     def put_back(self, count: int) -> None:
-        """Let others take tickets that were not used."""
+        """Return tickets that were not used, for others."""
         if count:
             self._store.add(_TICKETS, -count)
 
     def report(self, link: int, number: int, items: Sequence[object]) -> None:
-        """Tell the server something, as number `number` of the reports of a worker."""
+        """Send the server a report, number `number` of this worker."""
         self._store.set(_report(link, number), json.dumps(items))
 
     def reported(self, link: int, number: int) -> list[Any] | None:
@@ -97,13 +98,13 @@ class Ledger:
         return text
 
     def present(self) -> dict[int, int]:
-        """The workers that are there, with the numbers of their links."""
+        """The workers that are present, with the numbers of their connections."""
         if not self._store.check([_PRESENT]):
             return {}
         return {int(worker): link for worker, link in json.loads(self._store.get(_PRESENT)).items()}
 
     def note_present(self, links: Mapping[int, int]) -> None:
-        """Write down which workers are there."""
+        """Record which workers are present."""
         self._store.set(_PRESENT, json.dumps(dict(links)))
 
 

@@ -2,10 +2,10 @@
 
 The slots of a host are one window of `MPI_Win_allocate`, which its peers write without its help. A
 put writes the payload, waits until it is in the window (flush), and then sends a message of 24
-bytes. A notification is therefore never seen before its payload. Messages of one sender keep their
-order, so the last one, that a host ends, is seen after all its puts.
+bytes. So a notification is never seen before its payload. Messages of one sender keep their order,
+so the last one, which announces its end, is seen after all its puts.
 
-Calls that all hosts make together (to make and free a window, to finalize MPI) hang when one of
+Calls that all hosts make together (creating and freeing a window, finalizing MPI) hang if one of
 them is gone. Here they are made only when all hosts are known to be there, with bounded waits.
 """
 
@@ -94,7 +94,7 @@ class _Library:
         atexit.register(self._finalize)
 
     def finished(self, request: MPI.Request, seconds: float) -> bool:
-        """Whether a request completes in time."""
+        """Whether a request completes before the timeout."""
         ends, pause = monotonic() + seconds, _SHORTEST
         while True:
             with self.guard:
@@ -106,7 +106,7 @@ class _Library:
             pause = min(2 * pause, _LONGEST)
 
     def _finalize(self) -> None:
-        """Finalize MPI if all hosts are there to do so, and else leave that to `mpiexec`."""
+        """Finalize MPI if all hosts are there to do so; otherwise leave that to `mpiexec`."""
         MPI = self.MPI
         if MPI.Is_finalized() or self.stuck:
             return
@@ -135,7 +135,7 @@ def check_job(rank: int, size: int) -> None:
 class MpiTransport(Transport):
     """The end of one host. `ranks` are the numbers of all hosts in the MPI job.
 
-    With a `link` these hosts are not all of the job: only they open the transport of this number.
+    With a `link` these hosts are a part of the job: only they open the transport of this number.
     """
 
     def __init__(self, ranks: Mapping[str, int], *, link: int | None = None) -> None:
@@ -249,9 +249,9 @@ class MpiTransport(Transport):
             pause = min(2 * pause, _LONGEST)
 
     def _look(self) -> None:
-        """Take what messages there are after a put, so that `wait` need not look beside puts.
+        """Read the messages that are there after a put, so that `wait` need not poll between puts.
 
-        To be woken in the middle of a put takes more from its core than to look once.
+        Being woken in the middle of a put costs its core more than polling once.
         """
         now = monotonic()
         if self._closed or now < self._next_look or not self._reading.acquire(blocking=False):
@@ -270,7 +270,7 @@ class MpiTransport(Transport):
             self._bell.release()
 
     def close(self, lost: Collection[str] = ()) -> None:
-        """Free the window together with the peers. Without one of them it is left to the system."""
+        """Free the window together with the peers. If one is gone, the system frees it."""
         if self._closed or not hasattr(self, "_window"):
             return
         self._closed = True
@@ -297,7 +297,7 @@ class MpiTransport(Transport):
             raise none_connected("this host", self._peers.values())
 
     def _share(self) -> None:
-        """Lay out the own window, and exchange where slots begin and how large they are."""
+        """Lay out the window of this host, and exchange the offsets and sizes of slots."""
         memory = torch.frombuffer(self._window.tomemory(), dtype=torch.uint8)
         start = -memory.data_ptr() % _ALIGNMENT
         mine, theirs = (array("q", bytes(16 * len(self._ranks))) for _ in range(2))
@@ -313,7 +313,7 @@ class MpiTransport(Transport):
             self._remote[peer], size = theirs[2 * self._ranks[peer] :][:2]
             if size != region.size:
                 raise RunError(
-                    f"host {peer!r} has {size} bytes for what this host sends",
+                    f"host {peer!r} has {size} bytes for the values of this host",
                     expected=f"{region.size} bytes",
                     found=f"{size} bytes",
                     remedy="start all hosts with the same job",

@@ -1,10 +1,11 @@
 """Collectives between GPUs of several hosts: NCCL, through `torch.distributed`.
 
 A host has one GPU in each group. NCCL refuses, or hangs on, a group in which one GPU is twice. So
-hosts tell each other which GPUs they have before any group is made.
+hosts exchange the identities of their GPUs before any group is created.
 
-torch's own handling of errors is switched off for these groups: it ends the process when a peer is
-gone. Here the transport tells which host is lost, and the run aborts the communicators and raises.
+torch's own error handling is switched off for these groups, because it ends the process when a peer
+is gone. Here the transport reports which host is lost, and the run aborts the communicators and
+raises.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _REMEDY = "use topology 'sharded', whose values go through the memory of the hos
 
 
 def gpus_of(groups: Sequence[Group], host: str) -> str:
-    """The GPUs of a host in some groups, as a text for the others: by name what each is.
+    """The GPUs of a host in some groups, as a text for the others: the identity of each, by name.
 
-    Raises `ConfigError` where NCCL cannot use one.
+    Raises `ConfigError` if NCCL cannot use one.
     """
     own = {group.gpu_of(host) for group in groups if host in group.hosts}
     gpus = {}
@@ -53,7 +54,8 @@ def gpus_of(groups: Sequence[Group], host: str) -> str:
 
 
 def refuse_shared(groups: Sequence[Group], told: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if one GPU is in a group twice; `told` is what `gpus_of` gave each host.
+    """Raise `ConfigError` if one GPU is in a group twice; `told` is the text of `gpus_of` of each
+    host.
 
     >>> group = Group("", ("host0", "host1"), ("cuda:0", "cuda:0"))
     >>> told = {f"host{k}": json.dumps({f"cuda:0 of host{k}": "H200 7f1c"}) for k in range(2)}
@@ -93,7 +95,7 @@ def connected(
 ) -> NcclCommunicator | None:
     """A new communicator, connected to those of all hosts; None for a host outside of the group.
 
-    All hosts of the job call it. `watched` runs what waits for the others.
+    All hosts of the job call it. `watched` runs calls that wait for other hosts.
     """
     numbers = [ranks[member] for member in group.hosts]
     # torchrun sets this too, and then an error ends the process. Here the run decides.

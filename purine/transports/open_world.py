@@ -1,9 +1,9 @@
-"""A world in which hosts come and go: a server, and workers that join and leave while it runs.
+"""A world that hosts join and leave while it runs: a server, and workers.
 
-The server keeps the store where everybody meets. A worker asks there for a *seat*; the server
-answers with its name, the iteration it begins at, and the number of the *link* between the two.
-Both then open a transport of their own, which ends with the worker. No host waits for another one
-but these two, and nobody knows how many will come.
+The server keeps the store where all meet. A worker asks there for a *seat*. The server answers with
+its name, its first iteration, and the number of the *link*, the connection between the two. Both
+then open a transport of their own, which ends with the worker. Only these two hosts wait for each
+other, and the number of workers is not known in advance.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ _LEAVE = "leave"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a host that wants to join says: the `link` that it asks for, its seat, if it wants one
-    alone, the transport, its number among the hosts that were started together, and whether it will
-    ask for the time, since it records a trace."""
+    """The request of a host that wants to join: the `link` that it asks for, a particular seat if
+    it wants one, the transport, its number among the hosts that were started together, and whether
+    it will ask for the time, since it records a trace."""
 
     link: int
     seat: int | None
@@ -71,7 +71,7 @@ class Question:
 
 
 class OpenWorld(World):
-    """The hosts as one of them sees it; made by `serving` or `joining`."""
+    """The hosts as seen from one of them; created by `serving` or `joining`."""
 
     def __init__(self, store: TCPStore, host: str, server: str, address: str) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class OpenWorld(World):
 
     @classmethod
     def serving(cls, address: str = "127.0.0.1", port: int = 0, host: str = "host0") -> OpenWorld:
-        """The world of the server, which is at this address; port 0 takes any that is free."""
+        """The world of the server at this address; port 0 takes any free port."""
         return cls(_connected(address, port, master=True), host, host, address)
 
     @classmethod
@@ -97,7 +97,7 @@ class OpenWorld(World):
         """The world of a worker that the server has given a seat; it waits for a free one."""
         world = cls.asking(address, port, transport=transport, seat=seat)
         if world is None:
-            what, expected = "the job is over", "a job that goes on"
+            what, expected = "the job is over", "a running job"
             raise RunError(what, expected, "one that ends", "start another one")
         return world
 
@@ -140,12 +140,12 @@ class OpenWorld(World):
 
     @classmethod
     def visiting(cls, address: str, port: int) -> OpenWorld:
-        """The world of somebody who wants to tell the hosts something, and does not train."""
+        """The world of a process that sends messages to the hosts and does not train."""
         return cls(_connected(address, port, master=False), "visitor", "server", address)
 
     @property
     def port(self) -> int:
-        """Where the store listens."""
+        """The port of the store."""
         return int(self._store.port)
 
     @property
@@ -160,7 +160,8 @@ class OpenWorld(World):
 
     @property
     def told(self) -> bool:
-        """Whether the server has ended the job, or told this host to leave; fails without it."""
+        """Whether the server has ended the job, or told this host to leave; fails if the server is
+        gone."""
         keys = [_OVER] if self._question is None else [_OVER, f"{_LEAVE}{self._question.link}"]
         return any(self._store.check([key]) for key in keys)
 
@@ -181,14 +182,14 @@ class OpenWorld(World):
         self._store.set(f"{_LEAVE}{link}", "1")
 
     def questions(self, asked: int) -> list[Question]:
-        """The questions of hosts that want to join, from number `asked` + 1 on."""
+        """The requests of hosts that want to join, from number `asked` + 1 on."""
         new: list[Question] = []
         while self._store.check([key := f"question{asked + len(new) + 1}"]):
             new.append(Question(**json.loads(self._store.get(key))))
         return new
 
     def answer(self, question: Question, *, host: str, begin: int) -> None:
-        """Give a host a seat, by the name that it has from now on."""
+        """Give a host a seat, with its name from now on."""
         told = {"host": host, "server": self.server, "begin": begin}
         self._store.set(f"answer{question.link}", json.dumps(told))
 
@@ -197,8 +198,8 @@ class OpenWorld(World):
         self._store.set(f"answer{question.link}", json.dumps({"refused": True}))
 
     def confirmed(self, question: Question, digest: str, still: Callable[[], bool]) -> bool:
-        """Wait until the worker of a link is ready to connect; False if it does not come, or has
-        another graph, which it is told."""
+        """Wait until the worker of a link is ready to connect. False if it does not come, or if it
+        has another graph; then it is told so."""
         key, ends = f"ready{question.link}", monotonic() + _BUILDS
         while not self._store.check([key]):
             if monotonic() > ends or not still():
@@ -209,14 +210,15 @@ class OpenWorld(World):
         return fits
 
     def ready(self, digest: str) -> None:
-        """Tell the server that this host has built its graph; an error if that has another."""
+        """Report to the server that this host has built its graph; raises if the server has
+        another."""
         assert self._question is not None
         link = self._question.link
         try:
             self._store.set(f"ready{link}", digest)
             told = self._store.get(f"go{link}").decode()
         except RuntimeError as error:
-            what, expected = "the server no longer waits for this worker", "a job that goes on"
+            what, expected = "the server no longer waits for this worker", "a running job"
             raise RunError(what, expected, "no answer", "join a job that has not ended") from error
         if told != "1":
             raise ConfigError(
@@ -250,7 +252,7 @@ class OpenWorld(World):
         return TcpTransport(self.host, store, secret, self.address)
 
     def transport(self) -> Transport:
-        raise AssertionError("hosts that come and go have a link each")
+        raise AssertionError("hosts that join and leave have a connection each")
 
     def communicators(self, groups: Sequence[Group]) -> list[Communicator | None]:
         return [None for _ in groups]
@@ -270,7 +272,7 @@ class OpenWorld(World):
                 raise difference(name, {self.server: told[name], self.host: value})
 
     def compare_step(self, step: Graph) -> None:
-        """Both ends of a link compare their graphs when it is made."""
+        """Both ends of a link compare their graphs when it is opened."""
 
     def gather(self, graph: Graph, values: Values, names: Collection[str]) -> dict[str, Tensor]:
         return {name: values[name] for name in names if name in values}
@@ -312,10 +314,11 @@ class OpenWorld(World):
         return wanted or self.over
 
     def barrier(self) -> None:
-        """Nobody waits for anybody."""
+        """Does nothing: no host waits for others."""
 
     def close(self) -> None:
-        """Leave; a process of an MPI job stays until the server does, since MPI ends it otherwise.
+        """Leave. A process of an MPI job stays until the server leaves, since MPI ends it
+        otherwise.
 
         The store ends with the process of the server.
         """
@@ -335,4 +338,4 @@ def _connected(address: str, port: int, *, master: bool) -> TCPStore:
         what = "the server cannot be reached" if not master else "the server cannot listen there"
         found = " ".join(str(error).split())[:200]
         expected = f"a server at {address}:{port}" if not master else f"{address}:{port} to be free"
-        raise RunError(what, expected, found, "see that address and port are right") from error
+        raise RunError(what, expected, found, "check the address and the port") from error

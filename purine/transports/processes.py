@@ -72,7 +72,7 @@ _NEVER = timedelta(days=365)
 
 
 def rank_and_size() -> tuple[int, int]:
-    """The number of this process and of all, as the launcher tells; (0, 1) without one."""
+    """The number of this process and of all, from the launcher; (0, 1) without one."""
     for rank, size in _RANKS:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
@@ -111,7 +111,7 @@ class ProcessWorld(World):
                 "the hosts cannot find each other",
                 expected=f"{size} hosts at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
                 found=" ".join(str(error).split())[:200],
-                remedy="see that all hosts start, and that the first one can be reached there",
+                remedy="check that all hosts start, and that the first one can be reached there",
             ) from error
         self.hosts = tuple(f"host{number}" for number in range(size))
         self.host = self.hosts[rank]
@@ -145,7 +145,7 @@ class ProcessWorld(World):
         return ShmTransport(self.host, store, secret)
 
     def engage(self) -> None:
-        """Let all hosts join an engine that later transports between two of them need."""
+        """Let all hosts join an engine that transports between two of them need later."""
         if self._transport == "gaspi":
             join(self._store, self._ranks[self.host], len(self.hosts))
 
@@ -230,7 +230,7 @@ class ProcessWorld(World):
             dist.destroy_process_group()
 
     def _shared(self, key: str, value: str) -> bytes:
-        """A text of the first host, on all of them."""
+        """A text of the first host, on all hosts."""
         if self.first:
             self._watched(partial(self._store.set, key, value), "share", key)
         return bytes(self._watched(partial(self._store.get, key), "share", key, self.hosts[0]))
@@ -238,7 +238,7 @@ class ProcessWorld(World):
     def _watched(self, call: Callable[[], T], op: str, blob: str, host: str | None = None) -> T:
         """The result of a call that waits for other hosts, unless one of them is lost meanwhile.
 
-        `host` is the one whose answer it needs, if it is one alone.
+        `host` is the host that answers, if it is a single one.
         """
         result, since, seen = self._caller.call(call), None, self._pulse.round()
         while not result.done():
@@ -266,7 +266,7 @@ class ProcessWorld(World):
         raise host_lost(name, losses[name], op=op, blob=blob) from error
 
     def _lost(self, host: str | None) -> Mapping[str, str]:
-        """The hosts that are lost to a call for the answer of `host`, or of all of them."""
+        """The lost hosts on which a call depends: `host`, or any of them."""
         if self.losses is not unheard:
             return self.losses()
         ended = {peer: ENDED for peer in self._pulse.ended if host in (None, peer)}
@@ -274,7 +274,7 @@ class ProcessWorld(World):
 
 
 def _send_text(text: bytes) -> None:
-    """Send a text to the first host: its length, and then chunks of it."""
+    """Send a text to the first host: its length, then chunks of it."""
     dist.send(torch.tensor([len(text)]), dst=0)
     for start in range(0, len(text), _CHUNK):
         chunk = bytearray(text[start : start + _CHUNK])
@@ -307,7 +307,7 @@ def _tell_time(rank: int, now: Callable[[], int]) -> None:
 
 
 def _patient_get(store: PrefixStore, key: str) -> bytes:
-    """The value of a key, however long it takes until it is there."""
+    """The value of a key, waiting as long as it takes until it is there."""
     store.wait([key], _NEVER)
     return bytes(store.get(key))
 

@@ -1,9 +1,9 @@
-"""Signs of life of hosts through the store of the job, from its start to its end.
+"""Heartbeats of hosts through the store of the job, from its start to its end.
 
-While a run steps, transports tell which hosts are alive. Before that hosts build and compile, each
-for as long as it takes, and between steps they save and test. So each host counts up a number in
-the store every second, and looks at the numbers of the others. A host whose number stands still is
-lost, and so is the host of the store if the store does not answer.
+While a run steps, transports report which hosts are alive. Before that hosts build and compile,
+each for as long as it takes, and between steps they save and test. So each host increments a number
+in the store every second, and reads the numbers of the others. A host whose number does not change
+is lost, and so is the host of the store if the store does not answer.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _ENDED = "ended"
 
 
 class Store(Protocol):
-    """What is needed of the store of `torch.distributed`."""
+    """The part of the store of `torch.distributed` that is needed here."""
 
     def set(self, key: str, value: str) -> None: ...
     def multi_get(self, keys: list[str]) -> Sequence[bytes]: ...
 
 
 class Pulse:
-    """The sign of life of `host`, and what is known of its peers.
+    """The heartbeat of `host`, and the state of its peers.
 
-    `keeper` is the host where the store is. `store` is a connection of its own, since calls on
-    another one may wait for a long time; it has a number of each host already. `clock` gives the
-    time in seconds.
+    `keeper` is the host of the store. `store` is a connection of its own, since calls on another
+    one may wait for a long time; it already has a number for each host. `clock` gives the time in
+    seconds.
 
     >>> class Texts(dict):
     ...     set, multi_get = dict.__setitem__, lambda self, keys: [self[key] for key in keys]
@@ -44,7 +44,7 @@ class Pulse:
     >>> for time[0] in range(8):
     ...     one.beat()
     >>> one.losses()
-    {'host1': 'it has said nothing for 7 s'}
+    {'host1': 'it has sent no heartbeat for 7 s'}
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Pulse:
         threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
     def beat(self) -> None:
-        """Give a sign of life, and look for those of the others."""
+        """Send a heartbeat, and read those of the others."""
         self._count += 1
         self._store.set(self._host, str(self._count))
         numbers = self._store.multi_get(list(self._numbers)) if self._numbers else ()
@@ -83,7 +83,7 @@ class Pulse:
         self._looked = self._clock()
 
     def losses(self) -> Mapping[str, str]:
-        """The peers that are lost, and why."""
+        """The lost peers, and why."""
         now, own = self._clock(), self._keeper == self._host
         if self._broken is not None:
             return {} if own else {self._keeper: self._broken}
@@ -114,7 +114,7 @@ class Pulse:
 
     @property
     def ended(self) -> Collection[str]:
-        """The peers that have left. They are lost to those that still wait for them."""
+        """The peers that have left. For hosts that still wait for them they are lost."""
         return [peer for peer, number in self._numbers.items() if number == _ENDED.encode()]
 
     def close(self) -> None:
@@ -135,4 +135,4 @@ class Pulse:
 
 
 def _silent(seconds: float) -> str:
-    return f"it has said nothing for {seconds:.0f} s"
+    return f"it has sent no heartbeat for {seconds:.0f} s"

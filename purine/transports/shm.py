@@ -1,9 +1,9 @@
 """Transport `shm`: processes of one machine, straight into the receiver's memory.
 
 The slots of each sender are an anonymous file in memory. Notifications are messages of 16 bytes in
-a pipe, on which the receiver sleeps; one read takes all that are there. The receiver passes both to
-the sender over a Unix socket. They have no names, so they vanish with their processes however those
-end. A pipe ends when its writer has ended, after all that is in it.
+a pipe, on which the receiver sleeps; one read takes all messages that are there. The receiver
+passes both to the sender over a Unix socket. They have no names, so they vanish with their
+processes, however those end. A pipe ends when its writer has ended, after all its messages.
 
 Only processes of the same user that know the secret of the job are accepted.
 """
@@ -222,7 +222,7 @@ class ShmTransport(Transport):
             raise BrokenPipeError from error
 
     def _read(self, peer: str) -> list[Event]:
-        """The messages of a peer that are there now."""
+        """The messages of a peer that have arrived."""
         pipe, why = self._take[peer], "its process ended"
         try:
             count = pipe.readinto(self._messages)
@@ -239,7 +239,7 @@ class ShmTransport(Transport):
         ]
 
     def _has_room(self, peer: str, puts: int) -> bool:
-        """Whether the pipe to a peer takes all messages that can be on their way at a time."""
+        """Whether the pipe to a peer has room for all messages that can be in flight."""
         needed, pipe = (puts + _CREDITS) * MESSAGE.size, self._give[peer].fileno()
         try:
             if fcntl(pipe, F_GETPIPE_SZ) < needed:
@@ -256,7 +256,7 @@ class ShmTransport(Transport):
         self._sockets[peer] = connection
 
     def _accept(self, server: socket.socket) -> str | None:
-        """The peer that connected, or None for a stranger, who is sent away."""
+        """The peer that connected, or None for a stranger, who is rejected."""
         connection, _ = server.accept()
         connection.settimeout(PATIENCE)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -271,7 +271,7 @@ class ShmTransport(Transport):
         return peer
 
     def _offer(self, peer: str, connection: socket.socket) -> None:
-        """Make the memory and the pipe for what comes from a peer, and pass them to the peer."""
+        """Create the memory and the pipe for the values of a peer, and pass them to the peer."""
         region = self._incoming.get(peer)
         size = region.size if region else 0
         memory = os.memfd_create("purine", os.MFD_CLOEXEC)
@@ -320,7 +320,8 @@ class ShmTransport(Transport):
 
 
 def _mapped(descriptor: int, size: int) -> Tensor:
-    """The memory of a file, all of it there: a first write to a page takes longer than its copy."""
+    """The memory of a file, with all pages mapped: the first write to a page takes longer than its
+    copy."""
     if not size:
         return torch.empty(0, dtype=torch.uint8)
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE

@@ -1,12 +1,12 @@
 """Transport `tcp`: plain sockets between machines, each payload straight into its slot.
 
-Every host listens on one address, which it was told, and connects to the others. A pair of hosts
-has a connection in each direction. Puts go along it: a header of 16 bytes and the payload, in one
-system call. Credits come back on it. So each direction of a socket has one sort of writer.
+Every host listens on one given address and connects to the others. A pair of hosts has a connection
+in each direction. Puts go along it: a header of 16 bytes and the payload, in one system call.
+Credits come back on it. So each direction of a socket carries one type of message.
 
-One thread reads all connections without ever blocking on one of them. It reads the rest of a
-payload and the header that follows at once. The buffer of the sender is
-small: what is urgent waits behind little that was sent before.
+One thread reads all connections without blocking on any of them. It reads the rest of a payload and
+the next header at once. The send buffer is small, so an urgent message waits only for a few bytes
+sent before it.
 
 Only processes that know the secret of the job are accepted.
 """
@@ -59,7 +59,7 @@ _NOTHING = memoryview(bytearray())
 
 @dataclass(slots=True)
 class _Incoming:
-    """What comes on a connection, and how much of the message that is under way is here."""
+    """The receiving end of a connection, and how much of the current message has arrived."""
 
     peer: str
     connection: socket.socket
@@ -74,7 +74,7 @@ class _Incoming:
     """How many bytes have to be there before the system tells."""
 
     def sleep(self) -> None:
-        """Let the system tell no sooner than the payload or a portion of it is there."""
+        """Let the system wake this thread only when the payload or a portion has arrived."""
         count = min(len(self.payload), _PORTION) or 1
         if count != self.awaited:
             self.awaited = count
@@ -82,7 +82,7 @@ class _Incoming:
 
 
 class TcpTransport(Transport):
-    """The end of one host. `address` is the one that this host listens on."""
+    """The end of one host. `address` is the one that it listens on."""
 
     def __init__(self, host: str, store: Store, secret: bytes, address: str) -> None:
         assert len(secret) == _SECRET
@@ -146,7 +146,7 @@ class TcpTransport(Transport):
         self._inbox.wake()
 
     def close(self, lost: Collection[str] = ()) -> None:
-        """Say goodbye, and wait for the goodbye of the peers, though not for long.
+        """Announce the end, and wait a short time for the announcements of the peers.
 
         A socket that is closed with unread data makes its peer drop what it has not read yet.
         """
@@ -167,9 +167,9 @@ class TcpTransport(Transport):
         return self._takes[peer].send(message, socket.MSG_DONTWAIT)
 
     def _read(self, state: _Incoming) -> list[Event]:
-        """The messages that are whole now; what there is of the next one is kept.
+        """The messages that are complete; the part of the next one is kept.
 
-        The rest of a payload and the next header are read at once. A read that finds less than it
+        The rest of a payload and the next header are read at once. A read that returns less than it
         asked for has emptied the socket.
         """
         events: list[Event] = []
@@ -245,7 +245,7 @@ class TcpTransport(Transport):
         self._puts[peer] = connection
 
     def _accept(self, server: socket.socket, peers: Sequence[str]) -> None:
-        """Accept a peer. A stranger is sent away."""
+        """Accept a peer. A stranger is rejected."""
         connection, _ = server.accept()
         connection.settimeout(1.0)
         hello = connection.recv(_SECRET + _NAME, socket.MSG_WAITALL)

@@ -1,13 +1,14 @@
-"""Transport `torchdist`: the sends and receives of `torch.distributed`, wherever torch is.
+"""Transport `torchdist`: the sends and receives of `torch.distributed`, available wherever torch
+is.
 
-Gloo has messages and no one-sided puts. A put of a small value is one message: a header (channel
-and version), and the value, which the receiver copies into its slot. A credit is a header alone,
-whose third number tells how many puts were made. Messages of one sender keep their order.
+Gloo has messages but no one-sided puts. A put of a small value is one message: a header (channel
+and version) and the value, which the receiver copies into its slot. A credit is a header only,
+whose third number is the count of puts. Messages of one sender keep their order.
 
-Gloo sends a message only when the receiver has asked for it. The receiver asks for some messages
-ahead. A large value is a message of its own: one thread for each peer reads headers and asks for
-large values, straight into their slots; another waits for these. The sender goes on while small
-values are under way; it waits for large ones, of which it makes no copy.
+Gloo sends a message only after the receiver has posted a receive. The receiver posts some receives
+ahead. A large value is a message of its own: one thread for each peer reads headers and posts
+receives for large values, straight into their slots; another thread waits for these. The sender
+continues while small values are in flight; it waits for large ones, of which it makes no copy.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class TorchTransport(Transport):
                 self._group.send([flat], link.rank, _VALUE).wait()
 
     def _wait_for_room(self, link: _Link, size: int) -> None:
-        """Wait until a buffer is free, and so many bytes may be sent."""
+        """Wait until a buffer is free and this number of bytes may be sent."""
         unsent = link.unsent
         while unsent and (not link.free or size + sum(one.used for one in unsent) > _UNSENT):
             oldest = unsent.popleft()
@@ -183,7 +184,7 @@ class TorchTransport(Transport):
                 thread.join(max(0.0, ends - monotonic()))
 
     def _tell(self, peer: str) -> None:
-        """Send credits to a peer, only the newest where several wait, until this host ends."""
+        """Send credits to a peer, only the newest if several are due, until this host ends."""
         link, header = self._links[peer], (_CREDIT, 0, 0)
         while header[0] != _END:
             header = link.headers.get()
@@ -227,7 +228,8 @@ class TorchTransport(Transport):
             link.large.put((Lost(peer, _reason(error)), None))
 
     def _message(self, peer: str, link: _Link, buffer: _Buffer) -> None:
-        """Report what a message tells, or ask for the large value that it tells of."""
+        """Report the content of a message, or post the receive of the large value that it
+        announces."""
         channel, version, sent = buffer.header
         if channel == _CREDIT:
             self._events.put(Granted(peer, version, sent))
@@ -241,7 +243,7 @@ class TorchTransport(Transport):
             self._events.put(Arrived(peer, channel, version))
 
     def _receive(self, peer: str) -> None:
-        """Report each large value when it is in its slot, and last that the peer is gone."""
+        """Report each large value when it is in its slot, and finally that the peer is gone."""
         event: Event | None = None
         while not isinstance(event, Lost):
             event, receive = self._links[peer].large.get()
@@ -254,7 +256,7 @@ class TorchTransport(Transport):
 
 
 def _longest(region: Region) -> int:
-    """The bytes of the longest value of a region that goes with its header."""
+    """The bytes of the longest value of a region that is sent with its header."""
     lengths = [region.length(channel) for channel in region.channels]
     return max((length for length in lengths if length <= _SMALL), default=0)
 

@@ -1,4 +1,4 @@
-"""The hosts of a job: who they are, and what they agree on before and between steps.
+"""The hosts of a job: who they are, and how they agree before and between steps.
 
 A host is a process that drives all devices of its machine.
 """
@@ -34,12 +34,12 @@ Values: TypeAlias = Mapping[str, Tensor]
 
 
 def unheard() -> Mapping[str, str]:
-    """The lost hosts that are known of while no run hears from the others: none."""
+    """The lost hosts that are known while no run receives heartbeats: none."""
     return {}
 
 
 class World(ABC):
-    """The hosts of a job as one of them sees it.
+    """The hosts of a job as seen from one of them.
 
     All hosts make the same calls in the same order.
     """
@@ -61,7 +61,7 @@ class World(ABC):
 
     @property
     def first(self) -> bool:
-        """Whether this host speaks for all: it shows progress and writes files."""
+        """Whether this is the first host, which shows progress and writes files."""
         return self.host == self.hosts[0]
 
     @abstractmethod
@@ -93,9 +93,9 @@ class World(ABC):
     def compare_step(self, step: Graph) -> None:
         """Raise `ConfigError` on all hosts if two of them have different steps.
 
-        The error shows for both the first node that the other one does not have. Steps that hosts
-        have built for themselves alone are the same if replicas and updates are, and if hosts send
-        what others expect.
+        The error shows for both the first node that the other one does not have. Steps of which
+        each host has built only its own part are equal if replicas and updates are, and if hosts
+        send the values that others expect.
         """
         digests = self.all_gather(step.digest)
         first, *others = self.hosts
@@ -119,9 +119,9 @@ class World(ABC):
         raise difference("step", {host: nodes[host] for host in (first, other)})
 
     def jointly(self, work: Callable[[], str], *, op: str) -> dict[str, str]:
-        """What `work` returns on each host. An error on one of them is raised on all.
+        """The result of `work` on each host. An error on one of them is raised on all.
 
-        All hosts go on after it, or none does, so nobody waits for one that failed.
+        After it all hosts continue, or none, so no host waits for one that failed.
         """
         failure: PurineError | None = None
         try:
@@ -144,21 +144,21 @@ class World(ABC):
 
     @abstractmethod
     def collect(self, text: str) -> list[str]:
-        """The texts of all hosts in their order, for the first host; the others get none.
+        """The texts of all hosts in their order, on the first host; the others get none.
 
         Texts may be large.
         """
 
     @abstractmethod
     def clock(self) -> Reading:
-        """How far the clock of the first host is ahead of that of this one."""
+        """The offset of the clock of the first host from that of this one."""
 
     @abstractmethod
     def stops(self, iteration: int, *, wanted: bool, ahead: int) -> bool:
         """Whether all hosts stop at this iteration, because one of them `wanted` it before.
 
         Hosts are at different iterations, at most `ahead` apart. The first that wants to stop names
-        an iteration that no host has reached, and each looks for that before every iteration.
+        an iteration that no host has reached, and each checks for that before every iteration.
         """
 
     @abstractmethod
@@ -205,7 +205,7 @@ def _hashed(lines: Iterable[str]) -> str:
 
 
 def _template(step: Graph) -> list[str]:
-    """What all hosts have of a step: its states, and the ops of a replica and of updates."""
+    """The part of a step that all hosts share: states, and the ops of a replica and of updates."""
     lines = {f"{state.read} {state.filler} {state.lr_mult}" for state in step.states.values()}
     for op in step.ops.values():
         origin = origin_of(op)
@@ -217,7 +217,7 @@ def _template(step: Graph) -> list[str]:
 
 
 def _exchanged(step: Graph, host: str) -> dict[str, str]:
-    """By peer a hash of what goes between a host and that peer."""
+    """For each peer a hash of the values between a host and that peer."""
     incoming, outgoing = channels_of(part_of(step, host), host)
     lines: dict[str, list[str]] = {}
     for channel in (*incoming, *outgoing):
@@ -243,7 +243,7 @@ _FIELDS = ("what", "expected", "found", "remedy", "where", "op", "blob", "locati
 
 
 def _fields(error: PurineError) -> dict[str, str]:
-    """What an error says, for another host."""
+    """The parts of an error, as a text for another host."""
     return {name: value for name in _FIELDS if (value := getattr(error, name)) is not None}
 
 

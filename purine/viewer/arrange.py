@@ -1,8 +1,8 @@
-"""Coordinates for a graph document: boxes, the ways of edges, and columns.
+"""Coordinates for a graph document: boxes, the routes of edges, and columns.
 
 `static/graph_arrange.js` does the same in a browser, with the same numbers, so that a group can be
-opened there. Rows and their order come from the document. Here items of a row move as near as they
-can to the middle of their neighbours, without overlapping.
+opened there. Rows and their order come from the document. Here items of a row move as near as
+possible to the middle of their neighbours, without overlapping.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Box:
 
 @dataclass(slots=True)
 class Picture:
-    """Boxes by node; bends by group and number: the middle, top and bottom of a way past a row."""
+    """Boxes by node; bends by group and number: the middle, top and bottom of an edge that passes a
+    row."""
 
     w: float = 0.0
     h: float = 0.0
@@ -57,7 +58,7 @@ class _Level:
 
 
 def arrange(document: Document, unfolded: Collection[int]) -> Picture:
-    """Place everything that can be seen, with these groups open."""
+    """Place all visible items, with these groups open."""
     nodes: Sequence[Document] = document["nodes"]
     levels: dict[int, _Level] = {}
     _measure(nodes, 0, {0, *unfolded}, levels)
@@ -71,7 +72,7 @@ def arrange(document: Document, unfolded: Collection[int]) -> Picture:
 
 
 def opened(document: Document, depth: int | None, most: int = 40) -> set[int]:
-    """The groups to open: all above a depth, or as deep as few boxes are in them."""
+    """The groups to open: all above a depth, or as many as keep the number of boxes small."""
     nodes: Sequence[Document] = document["nodes"]
     unfolded: set[int] = set()
     layer = _members(nodes[0])
@@ -171,7 +172,8 @@ def _middles(
 def _spread(
     items: Sequence[int], wanted: Sequence[float], widths: Mapping[int, float]
 ) -> list[float]:
-    """The places nearest to the wanted ones (least squares) at which items keep their distance."""
+    """The positions nearest to the wanted ones (least squares) at which items keep their
+    distance."""
     offsets, x = [], 0.0
     for at, item in enumerate(items):
         if at:
@@ -196,7 +198,7 @@ def _compose(
     levels: Mapping[int, _Level],
     picture: Picture,
 ) -> None:
-    """Move the members of an open group to where it stands."""
+    """Move the members of an open group to its position."""
     level = levels[number]
     for item, box in level.boxes.items():
         left, top = x + box.x, y + box.y

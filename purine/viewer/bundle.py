@@ -1,8 +1,8 @@
 """The scripts of the page as one text.
 
 Each file of `static/` is a module with `import {...} from "./other.js"` at its top and `export` in
-front of what others may use, so it can be read and tested alone. A page from disk may not load
-files, so the modules travel in one script, each inside a function: nothing is renamed or rewritten.
+front of its public names, so it can be read and tested alone. A page from disk may not load files,
+so the modules are put into one script, each inside a function: nothing is renamed or rewritten.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def bundled(entry: str) -> str:
 
 
 def _visit(name: str, order: list[str], above: Sequence[str]) -> None:
-    """Add a module behind those that it imports."""
+    """Add a module after those that it imports."""
     assert name not in above, f"{name}.js imports itself: {' > '.join((*above, name))}"
     if name in order:
         return

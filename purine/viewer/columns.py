@@ -1,7 +1,8 @@
 """Columns of whole numbers as short text: differences, variable length, deflate, base64.
 
-200,000 events have about ten columns. As JSON they would take tens of megabytes; neighbours are
-alike, so their differences take one or two bytes each. `static/columns.js` reads what this writes.
+200,000 events have about ten columns. As JSON they would take tens of megabytes; neighbouring
+values are similar, so their differences take one or two bytes each. `static/columns.js` reads this
+format.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The documents that the page shows: what is known of a run, a net, a trace or a prediction.
+"""The documents that the page shows: the data of a run, a net, a trace or a prediction.
 
-A part of a document is there if it is known: a trace alone has no curves, a net alone no timeline.
-What could not be found out, such as the step of a run whose data is gone, is a note on the page.
+A document has the parts that are available: a trace alone has no curves, a net alone no timeline.
+If a part cannot be computed, such as the step of a run whose data is gone, the page has a note
+about it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _SUMMARY_BYTES = 1 << 24
 
 
 def document(parts: Sequence[Part], *, live: Json = None) -> dict[str, Json]:
-    """What a page shows; with `live` it is told where to ask for news."""
+    """The document of a page; with `live` it has the address to poll."""
     title = " and ".join(str(part["name"]) for part in parts)
     return {"version": 1, "title": title, "parts": list(parts), "live": live}
 
@@ -66,7 +67,7 @@ def of_run(path: Path, *, live: bool = False) -> Part:
     if trace is not None and not trace.events:
         trace = None
     if trace is None and not live:
-        notes.append("This run recorded no trace: train with --trace to see when what ran.")
+        notes.append("This run recorded no trace: train with --trace to see the timeline.")
     part: Part = {"name": str(path), "sort": "run", "notes": list(notes)}
     part["facts"] = facts_of_job(job)
     part["results"] = results_of(_summary(folder))
@@ -125,7 +126,8 @@ def _of_events(trace: Trace, step: Graph | None, graphs: Sequence[Graph]) -> Par
 
 
 def _predicted(plan: JobPlan | None, graphs: Sequence[Graph], part: Part) -> Json:
-    """Memory as the simulator has it, if it knows the scheme; its time is a fact of the part."""
+    """The memory in the simulation, if the simulator supports the scheme; the time is added to the
+    facts."""
     if plan is None or _has_workers(plan):
         return None
     found = foresee(plan, memory=False, single=True)
@@ -141,7 +143,7 @@ def _has_workers(plan: JobPlan) -> bool:
 
 
 def _plan(folder: RunFolder, job: Job, notes: list[str]) -> JobPlan | None:
-    """The plan of a run; None, with a note, where its data or its devices are gone."""
+    """The plan of a run; None, with a note, if its data or its devices are gone."""
     try:
         return make_plan(
             replace(job, out=None),

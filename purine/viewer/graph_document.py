@@ -1,8 +1,8 @@
-"""A graph as a document for pictures: JSON with the folded hierarchy and where everything goes.
+"""A graph as a document for pictures: JSON with the folded hierarchy and its layout.
 
 Each node is an op, a blob or a group of them; ops and blobs stand for all replicas, micro-batches
-and shards of one name. Groups say in which rows their members are, so a browser that opens a group
-only has to give the rows their coordinates. Equal graphs have equal documents.
+and shards of one name. Groups have the rows of their members, so a browser that opens a group only
+has to compute coordinates. Equal graphs have equal documents.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def graph_document(
     clock: bool = False,
     lines: Mapping[str, str] | None = None,
 ) -> dict[str, Json]:
-    """The document of a net, a step, or what one host runs. `clock` keeps the clock's scalars.
+    """The document of a net, a step, or a lowered graph. `clock` keeps the clock's scalars.
 
-    `lines` has the source lines of ops that do not know theirs.
+    `lines` has the source lines of ops that do not have one.
 
     >>> from purine.zoo import lenet
     >>> document = graph_document(lenet(batch=2))
@@ -131,7 +131,7 @@ class _Writer:
         self.op_ids[leaf.at] = self._new(node, parent)
 
     def _add_blob(self, at: int, leaf: Leaf | None = None, parent: int | None = None) -> None:
-        """A blob; one that an op writes has no box of its own, and so neither label nor parent."""
+        """Add a blob; one that an op writes has no box of its own, and so no label or parent."""
         template = self.folded.blobs[at]
         blob = template.node
         assert isinstance(blob, Blob)
@@ -230,13 +230,14 @@ class _Writer:
         _size(node, [str(node["label"]), second], self._chip(leaving))
 
     def _parameters_of(self, blob: Template) -> int:
-        """How many numbers a blob has that are trained."""
+        """The number of trained elements of a blob."""
         assert isinstance(blob.node, Blob)
         state = self.lowered.graph.states.get(blob.node.name)
         return prod(blob.node.shape or ()) if state is not None and state.trainable else 0
 
     def _leaving(self) -> dict[int, list[int]]:
-        """For each group the blobs that ops in it write, and ops outside read or a run returns."""
+        """For each group the blobs that its ops write, and that ops outside read or a run
+        returns."""
         leaving: dict[int, list[int]] = {}
         groups = {at: set(self._above(number)) for at, number in self.op_ids.items()}
         for at, blob in enumerate(self.folded.blobs):
@@ -286,7 +287,7 @@ def _position(member: Group | Leaf) -> Node:
 
 
 def _size(node: Node, lines: list[str], chip: str = "") -> None:
-    """The texts of a node's box, and how wide and high that makes it."""
+    """The texts of a node's box, and the width and height that they need."""
     lines = [_shortened(line) for line in lines]
     node["lines"] = list(lines)
     widest = max(len(lines[0]) * 1.15, len(lines[1]), len(chip) + 1)

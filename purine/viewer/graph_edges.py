@@ -33,7 +33,7 @@ class Edge:
 
 
 def edges_of(document: Document, picture: Picture) -> list[Edge]:
-    """The edges between the boxes that can be seen, each once with all blobs that it carries."""
+    """The edges between the visible boxes, each once with all blobs that it carries."""
     nodes = document["nodes"]
     makers, readers = _ends(nodes)
     columns = {name: at for at, name in enumerate(document["columns"])}
@@ -63,7 +63,7 @@ def _ends(nodes: Sequence[Document]) -> tuple[dict[int, list[int]], dict[int, li
 
 
 def _seen(nodes: Sequence[Document], picture: Picture, number: int) -> int:
-    """The innermost box that can be seen and is the node, or has it inside."""
+    """The innermost visible box that is the node or contains it."""
     while number not in picture.boxes:
         number = nodes[number]["parent"]
     return number
@@ -131,7 +131,7 @@ def _sideways(a: Box, b: Box) -> str:
 
 
 def _far(a: Box, b: Box, gap: float) -> str:
-    """To a column further away, through the gap above the row of the target."""
+    """The line to a column further away, through the gap above the row of the target."""
     side = 1 if a.x < b.x else -1
     x1, x2 = (a.x + a.w, b.x) if side > 0 else (a.x, b.x + b.w)
     y1, y2 = a.y + a.h / 2, b.y + b.h / 2
@@ -154,7 +154,8 @@ def _middle(box: Box) -> float:
 
 
 def _port(box: Box, towards: float) -> float:
-    """Where an edge meets the top or bottom of a box: a little to the side that it goes to."""
+    """Where an edge meets the top or bottom of a box: a little towards the side of the other
+    end."""
     most = box.w * 0.36
     return _middle(box) + max(-most, min(most, (towards - _middle(box)) * 0.4))
 

@@ -1,4 +1,4 @@
-"""A graph as one SVG picture, for papers and for readers without a browser's scripts."""
+"""A graph as one SVG picture, for papers and for readers without scripts."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _role(node: Document) -> str:
 
 
 def _names(document: Document, number: int) -> list[str]:
-    """The labels of a node and of what it is in."""
+    """The labels of a node and of the groups that contain it."""
     names: list[str] = []
     while number:
         node = document["nodes"][number]

@@ -1,8 +1,8 @@
 """The bytes that devices hold over time: sizes from the graph, times from a trace.
 
 A buffer is held from the start of the first op that writes it to the end of the last op that reads
-it, in each iteration anew. States are held all the time, as `purine.analysis.memory` has it, whose
-forecast is for one iteration; here iterations overlap as they did in the run.
+it, in each iteration. States are held all the time, as in `purine.analysis.memory`, whose forecast
+is for one iteration; here iterations overlap as they did in the run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Hold:
 
 
 def memory_of(trace: Trace, graphs: Sequence[Graph], origin: int) -> list[Json]:
-    """For each device its curve and its worst moment. `graphs` are the lowered ones, of each host.
+    """For each device its curve and its peak. `graphs` are the lowered graphs of all hosts.
 
     Times count from `origin`.
     """
@@ -66,7 +66,7 @@ def _makers(graph: Graph) -> dict[str, str]:
 
 
 def _fixed(graph: Graph) -> dict[Location, list[tuple[str, int]]]:
-    """By device what is held from the beginning to the end: states and inputs, by name and size."""
+    """By device the values that are held all the time: states and inputs, by name and size."""
     buffer, fixed = buffers(graph), defaultdict(list)
     for name in dict.fromkeys(buffer[name] for name in (*graph.states, *graph.inputs)):
         blob = graph.blobs[name]
@@ -75,7 +75,7 @@ def _fixed(graph: Graph) -> dict[Location, list[tuple[str, int]]]:
 
 
 def _holds(trace: Trace, graph: Graph) -> dict[Location, list[_Hold]]:
-    """By device the stretches of time for which buffers are held that are not fixed."""
+    """By device the intervals in which the other buffers are held."""
     buffer = buffers(graph)
     fixed = {buffer[name] for name in (*graph.states, *graph.inputs)}
     kept = {buffer[name] for name in graph.outputs}
@@ -139,7 +139,7 @@ def _device(
 
 
 def _curve(holds: Sequence[_Hold]) -> tuple[_Column, _Column]:
-    """Moments at which the bytes change, and the bytes from then on."""
+    """The times at which the bytes change, and the bytes from then on."""
     times = np.array([t for one in holds for t in (one.start, one.end)], dtype=np.int64)
     steps = np.array([s for one in holds for s in (one.size, -one.size)], dtype=np.int64)
     order = np.lexsort((steps, times))  # at one moment buffers are freed before others are written
@@ -147,7 +147,7 @@ def _curve(holds: Sequence[_Hold]) -> tuple[_Column, _Column]:
 
 
 def _thinned(times: _Column, held: _Column) -> Iterator[int]:
-    """The indices that a curve needs: the largest and the last value of each stretch of time."""
+    """The indices that a curve needs: the largest and the last value of each interval of time."""
     if len(times) <= _POINTS:
         yield from range(len(times))
         return

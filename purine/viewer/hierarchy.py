@@ -1,7 +1,7 @@
-"""The folded hierarchy: templates by the paths of their names, in columns by what they are for.
+"""The folded hierarchy: templates by the paths of their names, in columns by role.
 
-A block of the net has the same place in each column: beside its forward stands its backward, and
-beside that what becomes of its gradients. So the picture of a step reads like that of its net.
+A block of the net has the same row in each column: its backward is beside its forward, and the
+reduction of its gradients beside that. So the picture of a step reads like that of its net.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COLUMN_OF: Mapping[str, str] = {
 
 @dataclass(slots=True)
 class Leaf:
-    """An op, or a blob that no op writes, by its place in `Templates`."""
+    """An op, or a blob that no op writes, by its index in `Templates`."""
 
     at: int
     is_op: bool
@@ -43,7 +43,7 @@ class Leaf:
 
 @dataclass(slots=True)
 class Group:
-    """What has a path of names in common, in one column."""
+    """Ops and blobs with a common path of names, in one column."""
 
     label: str
     column: str
@@ -126,7 +126,7 @@ def _path(name: str) -> list[str]:
 
 
 def _columns_of_ops(folded: Templates) -> list[str]:
-    """The column of each op; communication goes where it takes its data from."""
+    """The column of each op; communication is in the column of its input."""
     columns: list[str] = []
     for at, op in enumerate(folded.ops):
         if op.role != "communication":
@@ -142,7 +142,7 @@ def _columns_of_ops(folded: Templates) -> list[str]:
 
 
 def _goes_on(folded: Templates, op: Template) -> bool:
-    """Whether what is copied is for more of the backward, not for an update."""
+    """Whether a copy is for more of the backward, not for an update."""
     readers = [folded.ops[at] for blob in op.outputs for at in folded.blobs[blob].outputs]
     return any(reader.role in ("backward", "recompute") for reader in readers)
 

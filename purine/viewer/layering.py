@@ -1,7 +1,8 @@
-"""Layered drawing (Sugiyama): which row each node is in, and the order of each row.
+"""Layered drawing (Sugiyama): the row of each node, and the order of each row.
 
-Edges go down from row to row. One that passes rows has a bend in each of them, a negative number,
-so that it gets a way of its own between the nodes. Coordinates are made where the picture is drawn.
+Edges go down from row to row. An edge that crosses rows has a bend in each of them, a negative
+number, so that it gets a gap between the nodes. Coordinates are computed where the picture is
+drawn.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ Edge = tuple[int, int]
 
 @dataclass(slots=True)
 class Layers:
-    """Rows of nodes and bends, and for each edge the way from row to row."""
+    """Rows of nodes and bends, and for each edge its path from row to row."""
 
     rows: list[list[int]] = field(default_factory=list)
     ways: list[list[int]] = field(default_factory=list)
 
 
 def layers_of(nodes: Sequence[int], edges: Sequence[Edge], *, upwards: bool = False) -> Layers:
-    """Rows for nodes, which are given in the order in which they run.
+    """Rows for nodes, which are given in the order of execution.
 
     >>> layers_of([1, 2, 3], [(1, 2), (2, 3), (1, 3)])
     Layers(rows=[[1], [2, -1], [3]], ways=[[1, 2], [2, 3], [1, -1, 3]])
@@ -50,7 +51,8 @@ def layers_of(nodes: Sequence[int], edges: Sequence[Edge], *, upwards: bool = Fa
 
 
 def ranks_of(nodes: Sequence[int], edges: Sequence[Edge]) -> Mapping[int, int]:
-    """The rank of each node: the longest way to it. One that nothing leads to is near its reader.
+    """The rank of each node: the longest path to it. A node without predecessors is near its
+    reader.
 
     Folding by names can make cycles: there the node that runs first comes first.
     """
@@ -71,7 +73,7 @@ def ranks_of(nodes: Sequence[int], edges: Sequence[Edge]) -> Mapping[int, int]:
 
 
 def _topological(nodes: Sequence[int], edges: Sequence[Edge]) -> list[int]:
-    """Nodes behind what they depend on; on a cycle the first of those that are left is next."""
+    """Nodes after their dependencies; on a cycle the first of the remaining nodes is next."""
     after: dict[int, list[int]] = {node: [] for node in nodes}
     waiting = dict.fromkeys(nodes, 0)
     for source, target in edges:
@@ -110,7 +112,7 @@ def ordered(rows: Sequence[Sequence[int]], edges: Iterable[Edge]) -> Layers:
 
 
 def _sweep(layers: Layers) -> None:
-    """Order rows by the mean place of their neighbours, down and up; the best order is kept."""
+    """Order rows by the mean position of their neighbours, down and up; keep the best order."""
     neighbours: dict[int, list[int]] = {item: [] for row in layers.rows for item in row}
     for way in layers.ways:
         for above, below in pairwise(way):

@@ -1,4 +1,4 @@
-"""`purine train --live`: the server of the page, started beside the job and ended with it."""
+"""`purine train --live`: the server of the page, which starts and ends with the job."""
 
 from __future__ import annotations
 

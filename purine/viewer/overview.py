@@ -1,4 +1,4 @@
-"""What the page says first: what ran, its curves, and where the time of a step went."""
+"""The first part of the page: settings, curves, and where the time of a step went."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _POINTS = 4000
 
 
 def facts_of_job(job: Job) -> list[Json]:
-    """Pairs of a name and a text: what was to run."""
+    """Pairs of a name and a text about the job."""
     facts: dict[str, object] = {"net": job.net, "data": job.data, "solver": job.solver}
     facts |= {"devices": job.devices, "parallel": job.parallel, "precision": job.precision}
     facts |= {"batch": job.batch, "learning rate": job.lr, "seed": job.seed}
@@ -35,7 +35,7 @@ def facts_of_job(job: Job) -> list[Json]:
 
 
 def results_of(summary: Mapping[str, object]) -> list[Json]:
-    """Pairs of a name and a text: how a run went, and with which versions."""
+    """Pairs of a name and a text about the results of a run and its versions."""
     named = {"iterations": "iterations", "seconds": "time of training"}
     named |= {"test_accuracy": "test accuracy", "test_loss": "test loss"}
     named |= {"images_per_second": "samples a second", "parameters": "parameters"}
@@ -77,7 +77,7 @@ def shares_of(trace: Trace) -> dict[str, Json]:
 
 
 def curves_of(rows: Iterable[Mapping[str, object]]) -> dict[str, Json]:
-    """The metrics of training and of tests as columns; what is not finite is null."""
+    """The metrics of training and of tests as columns; infinite and NaN values are null."""
     training = [row for row in rows if "test_loss" not in row]
     tests = [row for row in rows if "test_loss" in row]
     every = -(-len(training) // _POINTS) or 1

@@ -1,8 +1,8 @@
-"""The page as one HTML file: style, script and document in it, and nothing to fetch.
+"""The page as one HTML file that contains style, script and document, and fetches nothing.
 
-Whatever names a graph or a trace has, they cannot leave the document: it is JSON in which `<` is
-escaped, the script only ever sets text, and a content security policy allows the page's own script
-by its hash and no other.
+Names in a graph or a trace are untrusted and cannot leave the document: it is JSON in which `<` is
+escaped, the script only sets text, and a content security policy allows only the page's own script,
+by its hash.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def page(content: dict[str, Json]) -> str:
 
 
 def policy(script: str, style: str) -> str:
-    """What the page may do: run this script, use this style, and ask its own server."""
+    """The content security policy of the page: run this script, use this style, ask its own
+    server."""
     return (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'"

@@ -27,14 +27,14 @@ class Member:
 
 @dataclass(slots=True)
 class Rows:
-    """For a group: rows of cells, a cell for each column, and the ways of edges over bends."""
+    """For a group: rows of cells, a cell for each column, and the routes of edges over bends."""
 
     rows: list[list[list[int]]] = field(default_factory=list)
     ways: list[list[int]] = field(default_factory=list)
 
 
 def above(parents: Mapping[int, int], number: int) -> list[int]:
-    """The groups that a node is in, the nearest first."""
+    """The groups that contain a node, the nearest first."""
     groups = []
     while number in parents:
         number = parents[number]
@@ -49,7 +49,8 @@ def rows_of(
     order: Mapping[int, int],
     columns: Sequence[str],
 ) -> dict[int, Rows]:
-    """The rows of each group. Edges are those of ops and blobs; `order` says when these run."""
+    """The rows of each group. Edges are those of ops and blobs; `order` is the order of
+    execution."""
     inside: dict[int, list[int]] = {}
     for number, parent in parents.items():
         inside.setdefault(parent, []).append(number)

@@ -1,4 +1,4 @@
-"""What an op is for, by which the page colours it."""
+"""The role of an op, which gives its colour on the page."""
 
 from __future__ import annotations
 

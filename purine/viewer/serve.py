@@ -1,9 +1,9 @@
 """The server of a live page: a process beside the job, which reads the job's folder.
 
-It is a process of its own, at a low priority, so that neither its work nor the lock of the
-interpreter holds up the job; and a job that is stuck is still shown. Before somebody looks it has
-imported nothing large. It answers on 127.0.0.1 only, to whoever knows the token, and to no page
-of another origin. It ends when the job closes its standard input, also by dying.
+It is a process of its own with a low priority, so that neither its work nor the interpreter's
+lock delays the job, and a job that hangs is still shown. It imports nothing large before the first
+request. It answers on 127.0.0.1 only, to clients that know the token, and to no page of another
+origin. It ends when the job closes its standard input, also by dying.
 
     python -m purine.viewer.serve RUN
 """
@@ -45,7 +45,7 @@ _HEADERS = {
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page of a run to those who know the token."""
+    """Serves the page of a run to clients that know the token."""
 
     daemon_threads = True
 
@@ -61,12 +61,12 @@ class Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """What to open in a browser."""
+        """The address to open in a browser."""
         return f"http://127.0.0.1:{self.server_port}/?token={self.token}"
 
     @property
     def watch(self) -> Watch:
-        """What is known of the run; the first who asks waits for the imports."""
+        """The state of the run; the first request waits for the imports."""
         with self._making:
             if self._watch is None:
                 from purine.viewer.watch import Watch
@@ -96,7 +96,7 @@ class Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A viewer that went away is no error."""
+        """A viewer that disconnects is no error."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -152,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the job's own output is not for this."""
+        """Nothing: the server must not write to the output of the job."""
 
 
 def main() -> None:

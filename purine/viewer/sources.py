@@ -1,7 +1,7 @@
-"""Where the ops of a step come from: the file and line of the net from which they were made.
+"""The source lines of the ops of a step: the file and line of the net that they come from.
 
-Transforms make ops that no file has. What they are for is an op or a parameter of the net, which
-its `Origin` names, and that has a line in the file of the net.
+Ops that transforms make are in no file. Their `Origin` names an op or a parameter of the net, which
+has a line in the file of the net.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["source_lines"]
 
 
 def source_lines(step: Graph, net: Graph) -> dict[str, str]:
-    """By op of a step the `file:line` of what it is for, if the net was read from a file."""
+    """By op of a step the `file:line` of its origin, if the net was read from a file."""
     known = {name: blob.where for name, blob in net.blobs.items() if name in net.states}
     known |= {name: op.where for name, op in net.ops.items()}
     lines = {}

@@ -1,8 +1,8 @@
-"""Folding of what a scheme of parallelism made of one op: replicas, micro-batches, shards, copies.
+"""Folding the copies that a scheme of parallelism made of one op: replicas, micro-batches, shards.
 
-A template stands for all of them. Its `names` tell which they are, so that a picture of thousands
-of ops stays as small as that of one replica. A template keeps the kind, the shape and the edges of
-its nodes; of sizes and costs it has the sum.
+A template stands for all of them. Its `names` list them, so that a picture of thousands of ops
+stays as small as that of one replica. A template has the kind, the shape and the edges of its
+nodes, and the sums of their sizes and costs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ __all__ = ["Template", "Templates", "fold_parts"]
 
 @dataclass(slots=True)
 class Template:
-    """Nodes of one name but for the part of the batch, the shard and the device.
+    """Nodes whose names differ only in the part of the batch, the shard and the device.
 
-    `node` is the first of them. `inputs` and `outputs` are places in the other list of `Templates`.
+    `node` is the first of them. `inputs` and `outputs` are indices in the other list of
+    `Templates`.
     """
 
     node: Op | Blob
@@ -40,7 +41,7 @@ class Template:
 
     @property
     def name(self) -> str:
-        """The common name: without the part of the batch, and with a star for what differs."""
+        """The common name: without the part of the batch, and with a star for parts that differ."""
         return "*".join(self.pieces).removeprefix("*")
 
     @property
@@ -131,7 +132,7 @@ def _add(
     role: str,
     name: tuple[tuple[str, ...], tuple[str, ...]],
 ) -> int:
-    """Count a node in the template of its key, which it may be the first of."""
+    """Count a node in the template of its key, or start a template with it."""
     at = places.setdefault(key, len(templates))
     if at == len(templates):
         templates.append(Template(node, name[0], role))
@@ -141,7 +142,7 @@ def _add(
 
 
 def _join(folded: Templates) -> None:
-    """Give blobs their edges: who writes them, and who reads them."""
+    """Give blobs their edges: their writers and readers."""
     for at, op in enumerate(folded.ops):
         for blob in op.inputs:
             folded.blobs[blob].outputs[at] = None

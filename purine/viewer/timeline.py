@@ -1,7 +1,7 @@
-"""The timeline of a trace, as the page reads it: rows of events in packed columns.
+"""The timeline of a trace in the form that the page reads: rows of events in packed columns.
 
 Events are sorted by row and start. In a row no two events overlap, so both starts and ends grow:
-the page finds what is visible by binary search.
+the page finds the visible events by binary search.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _rows(events: Sequence[Event]) -> tuple[Json, list[int]]:
 
 
 def _tracks(events: Sequence[Event], queue: Sequence[int]) -> list[list[int]]:
-    """The events of a lane in as few rows as do not overlap."""
+    """The events of a lane in the smallest number of rows without overlaps."""
     tracks: list[list[int]] = []
     ends: list[int] = []
     for index in queue:
@@ -124,7 +124,7 @@ def _names(ops: dict[str, Json]) -> list[str]:
 
 
 def _critical(trace: Trace, place: Sequence[int]) -> list[int]:
-    """The critical path after warm-up: places of events, the first one first."""
+    """The critical path after warm-up, as indices of events, the first one first."""
     index_of = {event: index for index, event in enumerate(trace.events)}
     return [place[index_of[step.event]] for step in summary(trace).path]
 

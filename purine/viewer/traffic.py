@@ -1,4 +1,4 @@
-"""Bytes between devices: which events move how much, from where to where."""
+"""Bytes between devices: the transfers of a trace, their sizes and their ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BINS = 400
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """What an op moves; `blob` is what it reads in the memory of another device."""
+    """The transfer of an op; `blob` is the one that it reads in the memory of another device."""
 
     source: str
     target: str
@@ -67,7 +67,7 @@ def traffic_of(trace: Trace, step: Graph | None, graphs: Sequence[Graph]) -> dic
 
 
 def _spread(bins: npt.NDArray[np.int64], start: float, end: float, size: int) -> None:
-    """Add bytes to the bins between two places, evenly over the time between them."""
+    """Add bytes to the bins between two times, evenly."""
     first, last = (min(_BINS - 1, int(place)) for place in (start, end))
     moved = 0
     for at in range(first, last):
@@ -110,7 +110,8 @@ def _moves(
 
 
 def _ends(op: Op, graph: Graph, step: Graph | None) -> Iterator[_Move]:
-    """What an op moves between devices: a copy its blob, any other op what it reads elsewhere."""
+    """The blob that an op moves between devices: that of a copy, or one that another op reads
+    elsewhere."""
     whole = step.ops.get(op.name) if step is not None else None
     if op.kind == ARRIVAL and step is not None and whole is not None:
         source, target = step.blobs[whole.inputs[0]], step.blobs[whole.outputs[0]]

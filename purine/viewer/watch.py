@@ -1,7 +1,7 @@
-"""What a live page shows of a run that is going on: its document, its curves, what its hosts do.
+"""The content of a live page of a running job: its document, its curves, the status of its hosts.
 
-Everything comes from the folder of the run. What does not change is found out once; nothing is
-looked at unless a viewer asks, and then once for all viewers.
+Everything comes from the folder of the run. Constant parts are computed once; the rest only when a
+viewer asks, and then once for all viewers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PATIENCE = 2.5
 
 
 class Watch:
-    """A run that is going on. Any thread may ask."""
+    """A running job. Any thread may ask."""
 
     ended = False
 
@@ -61,7 +61,7 @@ class Watch:
         return {"curves": curves_of(self._rows()), "rows": self._size()}
 
     def state(self) -> Json:
-        """What the hosts do, and whether there is more to show."""
+        """The status of the hosts, and whether the job continues."""
         answers = [] if self.ended else self._ask()
         known = [one.status.iteration for one in answers if one.status is not None]
         iteration = max(known, default=self._iteration)
@@ -101,7 +101,7 @@ class Watch:
             return 0
 
     def _version(self) -> int:
-        """What changes when there is another trace."""
+        """A value that changes when there is another trace."""
         try:
             return self.folder.trace_file.stat().st_mtime_ns // 1_000_000
         except OSError:

@@ -53,7 +53,7 @@ def test_times_of_a_trace(tmp_path: Path) -> None:
     same = figures("--from-trace", run)
     assert same["basis"] == "times are those of this job"
     other = figures("--from-trace", run, "--devices", "cpu:0-1")
-    assert other["basis"] == "times are those of the same net elsewhere"
+    assert other["basis"] == "times are those of the same net on other devices"
     assert figures("--from-trace", run)["seconds"] == same["seconds"]
     moved = tmp_path / "alone.json"
     moved.write_bytes((run / "trace.json").read_bytes())

@@ -146,7 +146,7 @@ def test_workers_die_leave_and_join_while_the_others_go_on(tmp_path: Path) -> No
     told = ["joined", "lost", "joined", "left", "joined"]
     found = re.findall(r"worker 1 (?:is|has) (joined|lost|left)", out)
     assert found == told
-    assert "host2: ended with code -9; the others go on" in err
+    assert "host2: ended with code -9; the others continue" in err
     code, out, err = ended(again)
     assert (code, out) == (0, "left\n"), err
 
@@ -158,7 +158,7 @@ def test_workers_die_leave_and_join_while_the_others_go_on(tmp_path: Path) -> No
         ("gossip", {}, "gossip does not go over hosts"),
         ("easgd,servers=2", {"devices": "host0-2:cpu:0"}, "servers does not go over hosts"),
         ("downpour,stale_rate=true", {}, "stale_rate does not go over hosts"),
-        ("downpour,push=4,fetch=2", {}, "downpour pushes and fetches in turns"),
+        ("downpour,push=4,fetch=2", {}, "downpour pushes and fetches equally often"),
         ("easgd", {"devices": "host0:cpu:0-1,host1:cpu:0-1"}, "share hosts"),
         ("easgd", {"devices": "host1:cpu:0,host0:cpu:0"}, "not one of the first host"),
     ],

@@ -174,7 +174,7 @@ def test_many_devices_are_predicted_and_planned() -> None:
     job += ("--threads", "1")
     done = call("predict", *job, "--parallel", "data=1000", "--what-if", "link=10gbit")
     assert done.code == 0, done.err
-    assert "stand for all" in done.out
+    assert "represent all" in done.out
     done = call("plan", *job, "--link", "10gbit", "--memory", "1gb", "--simulate", "1", "--json")
     assert done.code == 0, done.err
     assert len(json.loads(done.out)["plans"]) == 1

@@ -364,7 +364,7 @@ def test_a_missing_manifest_is_reported_with_the_earlier_checkpoint(tmp_path: Pa
     error = failure(path)
     assert "manifest is missing" in error.what
     assert error.remedy == (
-        f"{first} is intact; to go on from it: rm -r {path}, "
+        f"{first} is intact; to continue from it: rm -r {path}, "
         f"then purine train --resume --out {tmp_path}"
     )
     later = save(tmp_path, 3)

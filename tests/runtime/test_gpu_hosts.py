@@ -338,6 +338,6 @@ def test_values_of_abandoned_gpus_are_not_sent() -> None:
     value = torch.ones(2)
     assert enqueued.right(value) is value
     enqueued.abandon()
-    with pytest.raises(RuntimeError, match="stopped to wait"):
+    with pytest.raises(RuntimeError, match="stopped waiting"):
         enqueued.right(value)
     assert enqueued.oldest() is None

@@ -68,7 +68,9 @@ def test_a_host_that_is_silent_is_lost_to_all_others_and_back_when_it_beats() ->
     assert not any(pulse.losses() for pulse in job.pulses.values())
     job.beat(2, "host0", "host2")  # host0 saw its last sign of life a second later
     for host, seconds in (("host0", 7), ("host2", 8)):
-        assert dict(job.pulses[host].losses()) == {"host1": f"it has said nothing for {seconds} s"}
+        assert dict(job.pulses[host].losses()) == {
+            "host1": f"it has sent no heartbeat for {seconds} s"
+        }
     job.beat(2, *HOSTS)
     assert not job.pulses["host0"].losses()
 
@@ -86,7 +88,7 @@ def test_the_host_of_the_store_is_lost_where_the_store_does_not_answer() -> None
     job = Job()
     job.beat(3, *HOSTS)
     job.time += SILENCE + 1.0
-    assert dict(job.pulses["host1"].losses()) == {"host0": "it has said nothing for 7 s"}
+    assert dict(job.pulses["host1"].losses()) == {"host0": "it has sent no heartbeat for 7 s"}
     assert not job.pulses["host0"].losses()
 
 

@@ -137,7 +137,7 @@ def test_configs_that_are_not_whole(tmp_path: Path, trained: Path, name: str, co
     text = damage(config.read_text())
     assert text != config.read_text()
     config.write_text(text)
-    texts = [f"{config}: the job of this run is not whole", found, "put the file back"]
+    texts = [f"{config}: the job of this run is not complete", found, "put the file back"]
     refused(tmp_path, [*command.split(), str(run)], texts)
     assert config.read_text() == text
 

@@ -1,13 +1,13 @@
 """Asynchronous training over hosts: a worker on each host, and a courier for each worker.
 
-A worker trains parameters that only its own host has, and never waits for another host. A *courier*
-is a worker of the graph as well, with iterations (*rounds*) of its own, and its ops are on two
-hosts: it takes what the worker has to tell to the server, where the shared parameters live, and
-brings back what has become of these. Both ends are states that it shares, with the worker on one
-host and with all other couriers on the other. What crosses between the hosts are plain copies, so
-lowering makes puts and arrivals of them.
+A worker trains its own copy of the parameters and never waits for another host. A *courier* is also
+a worker of the graph, with iterations (*rounds*) of its own, and its ops are on two hosts. It sends
+the updates of its worker to the server, which has the shared parameters, and returns the new
+parameters. Both ends are states that it shares: with the worker on one host, and with all other
+couriers on the server. Values cross between the hosts by plain copies, which lowering turns into
+puts and arrivals.
 
-How often a courier goes is decided where the graph runs: at most once in `pace` iterations.
+The run decides when a round begins: at most once in `pace` iterations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PUSHES = "pushes"
 
 
 def pace_of(rule: Asynchronous) -> int:
-    """After how many iterations of a worker its courier goes again."""
+    """The least number of iterations of a worker between two rounds of its courier."""
     return rule.count("push" if rule.scheme == "downpour" else "every")
 
 
@@ -47,7 +47,7 @@ def over_hosts(
 ) -> Graph:
     """The graph of a worker on each host, with a courier for each; `own` are the devices of `base`.
 
-    The first device has the shared parameters. With `servers=1` no worker is there.
+    The first device has the shared parameters. With `servers=1` it has no worker.
     """
     courier = _SCHEMES.get(rule.scheme)
     if courier is None:
@@ -57,8 +57,10 @@ def over_hosts(
         raise ConfigError(what, expected, found, remedy)
     push, fetch = (rule.value(name) for name in ("push", "fetch"))
     if rule.fetch is not None and fetch != push:
-        what, expected = "over hosts, downpour pushes and fetches in turns", f"fetch={push}"
-        raise ConfigError(what, expected, f"fetch={fetch}", "leave fetch out, or give both alike")
+        what, expected = "over hosts, downpour pushes and fetches equally often", f"fetch={push}"
+        raise ConfigError(
+            what, expected, f"fetch={fetch}", "leave fetch out, or give both the same value"
+        )
     servers = rule.count("servers")
     for name, value in (("stale_rate", rule.value("stale_rate")), ("servers", servers > 1)):
         if value:
@@ -124,7 +126,7 @@ class Courier:
         return worker_of(self.number, name)
 
     def local(self, name: str) -> str:
-        """What a state is called that the courier shares with its worker alone."""
+        """The name of a state that the courier shares with its worker only."""
         return f"at{self.worker.number}/{name}"
 
     def blob(self, name: str, like: str, at: Location | None = None) -> str:
@@ -135,7 +137,7 @@ class Courier:
         return own.name
 
     def home(self, parameter: str) -> Location:
-        """Where the worker has a parameter."""
+        """The location of a worker's parameter."""
         return self.worker.step.blobs[parameter].location
 
     def state(
@@ -184,7 +186,7 @@ class Courier:
         return read
 
     def taken(self, parameter: str) -> tuple[str, str]:
-        """The state in which the worker has a parameter, and what the courier reads of it."""
+        """The state of the worker's parameter, and the courier's read of it."""
         at = self.home(parameter)
         here = self.state(
             f"{parameter}/here", parameter, at, first=parameter, shared=self.local(parameter)
@@ -192,12 +194,12 @@ class Courier:
         return here, self.fetch(f"{parameter}/before", here, parameter)
 
     def deliver(self, parameter: str, here: str, before: str, after: str) -> None:
-        """Let the worker's parameter move as what was taken of it did."""
+        """Move the worker's parameter by as much as the copy that was sent has moved."""
         self.op(f"{parameter}/deliver", "Rebase", [here, before, after], [f"{here}/next"])
 
     def clocked(self, name: str) -> str:
-        """A scalar of the step that depends on the clock alone, computed at the server by the
-        rounds of all couriers: one of each stands for `pace` iterations."""
+        """A scalar of the step that depends only on the clock, computed at the server by the rounds
+        of all couriers: one of each stands for `pace` iterations."""
         if name in self.known:
             return self.known[name]
         step, builder = self.worker.step, self.builder
@@ -217,7 +219,7 @@ class Courier:
         return own
 
     def goes(self) -> None:
-        """Say when the courier goes."""
+        """Add the op that decides when a round begins."""
         rule = self.worker.rule
         bound = rule.bound if "staleness" in RULES[rule.scheme] else None
         called = {"of": self.worker.number, "pace": pace_of(rule), "bound": bound}
@@ -227,7 +229,7 @@ class Courier:
         )
 
     def pushes(self) -> str:
-        """The number of pushes that the server has had before this one."""
+        """The number of earlier pushes at the server."""
         if _PUSHES not in self.known:
             count = self.state(_PUSHES, ITERATION, shared=_PUSHES)
             taken = self.blob(f"{_PUSHES}/taken", ITERATION)
@@ -247,7 +249,7 @@ class Courier:
         return clock
 
     def rounds(self) -> str:
-        """How often this courier has gone before."""
+        """The number of earlier rounds of this courier."""
         if "rounds" not in self.known:
             following = self.blob("rounds/next", ITERATION)
             rounds = self.state("rounds", ITERATION, following=following)
@@ -305,7 +307,8 @@ def _downpour(worker: Worker, courier: Courier) -> None:
 def _accrue(
     worker: Worker, parameter: str, own_rate: str, memories: Sequence[str], *, under: str
 ) -> None:
-    """Let a worker add up gradients in place of its solver, and take a plain step along each."""
+    """Let a worker add up gradients instead of its solver's update, and take a plain step along
+    each."""
     builder, rate = worker.builder, share_of(worker, own_rate)
     update = builder.ops.pop(worker.updates[parameter])
     for memory in memories:
@@ -321,7 +324,7 @@ def _accrue(
 
 
 def _share(courier: Courier, rate: str) -> str:
-    """The server's rate for a push: that of the step, over the number of workers."""
+    """The rate of a push at the server: that of the step, divided by the number of workers."""
     whole, count = courier.clocked(rate), courier.worker.count
     share = f"{rate}/share"
     if share not in courier.known:
@@ -350,7 +353,7 @@ def _easgd(worker: Worker, courier: Courier) -> None:
 
 
 def _local(worker: Worker, courier: Courier) -> None:
-    """A worker tells how far it has come since it told so last."""
+    """A worker sends its change of the parameters since it last did."""
     rate, momentum = outer_rate(worker)
     _trained_here(worker)
     for parameter in worker.parameters:
@@ -358,7 +361,7 @@ def _local(worker: Worker, courier: Courier) -> None:
 
 
 def _way(courier: Courier, name: str, rate: float, momentum: float | None) -> None:
-    """Bring the way of one state, and what has become of it with those of all workers."""
+    """Send the change of one state, and return the shared value after it."""
     at = courier.home(name)
     here, before = courier.taken(name)
     served = courier.state(name, name, first=name, shared=name)
@@ -379,8 +382,8 @@ def _way(courier: Courier, name: str, rate: float, momentum: float | None) -> No
 
 
 def _statistics(worker: Worker, courier: Courier) -> None:
-    """What no solver updates, such as running statistics, moves by the mean way of the workers:
-    the server measures with it."""
+    """States that no solver updates, such as running statistics, move by the mean change of the
+    workers, since the server measures with them."""
     step, known = worker.step, {ITERATION, SEED, *worker.parameters}
     known |= {name for parameter in worker.parameters for name in worker.memories(parameter)}
     for name, state in step.states.items():

@@ -1,6 +1,6 @@
-"""Downpour: workers send the sum of several gradients, and read the parameters now and then.
+"""Downpour: workers send the sum of several gradients, and read the parameters at intervals.
 
-Between two reads a worker goes on from its own copy, with plain steps along its own gradients.
+Between two reads a worker continues with its own copy, with plain steps along its own gradients.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["downpour"]
 
 
 def downpour(worker: Worker) -> None:
-    """Parameters and what the solver remembers of them are one value of all workers."""
+    """All workers share the parameters and the states of the solver."""
     push, fetch = worker.rule.count("push"), worker.rule.count("fetch")
     worker.take_tickets(versions=True)
     for parameter in worker.parameters:
@@ -38,7 +38,7 @@ def downpour(worker: Worker) -> None:
 
 
 def _accrue(worker: Worker, parameter: str, push: int) -> None:
-    """Let the update read the sum of the gradients since the last one, and run when it is due."""
+    """Let the update read the sum of the gradients since the last one, and run at intervals."""
     gradient, name = worker.gradient(parameter), f"accrued/{parameter}"
     following, total = worker.state(name, parameter), worker.blob(f"{name}/total", parameter)
     worker.op(total, "aten.add.Tensor", [name, gradient], [total], of=parameter)

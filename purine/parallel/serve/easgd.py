@@ -19,7 +19,7 @@ def alpha_of(worker: Worker) -> float:
 
 
 def easgd(worker: Worker) -> None:
-    """Now and then a worker and the center move towards each other."""
+    """At intervals, a worker and the center move towards each other."""
     every, alpha = worker.rule.count("every"), alpha_of(worker)
     worker.take_tickets(versions=False)
     for parameter in worker.parameters:

@@ -1,10 +1,10 @@
 """Gossip: workers send their parameters to each other, and there is no server.
 
-Each worker has parameters and a weight. In every iteration it takes the mean of its own and what
-its mailbox holds by their weights. Now and then it sends half of its weight, with its parameters,
+Each worker has parameters and a weight. In every iteration it takes the weighted mean of its own
+parameters and those in its mailbox. At intervals it sends half of its weight, with its parameters,
 to the mailbox of another worker. The weights of all workers and mailboxes always add up to 1.
 
-What lies in a mailbox does not learn. So a worker looks into its own more often than it sends.
+Weight in a mailbox does not learn. So a worker reads its mailbox more often than it sends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["gossip", "partners_of"]
 
 
 def partners_of(worker: int, count: int, seed: int) -> tuple[int, ...]:
-    """The workers that one sends to, in turn: each other one once, in an order drawn by a seed.
+    """The receivers of a worker, in turn: each other worker once, in an order drawn by a seed.
 
     >>> partners_of(0, 4, seed=0)
     (1, 3, 2)
@@ -43,7 +43,7 @@ def gossip(worker: Worker) -> None:
 
 
 def _exchange(worker: Worker, parameters: Sequence[str], group: str) -> None:
-    """Let parameters of one device, which have a weight together, go to mailboxes and be merged."""
+    """Send and merge the parameters of one device, which have a common weight."""
     every, builder = worker.rule.count("every"), worker.builder
     weight, at = f"{group}/weight", builder.blobs[parameters[0]].location
     for name in (weight, f"{weight}/received", f"{weight}/merged", f"{weight}/next"):
@@ -86,7 +86,7 @@ def _exchange(worker: Worker, parameters: Sequence[str], group: str) -> None:
 
 
 def _mailbox(worker: Worker, owner: int, parameters: Sequence[str], group: str) -> list[str]:
-    """Add the states that hold what was sent to a worker: a weight, and sums for the parameters."""
+    """Add the states of the mailbox of a worker: a weight, and sums for the parameters."""
     box = f"mail{owner}/{group}"
     weight = worker.blob(f"{box}/weight", f"{group}/weight")
     worker.builder.state(weight, worker.blob(f"{weight}/next", weight))

@@ -1,4 +1,5 @@
-"""Local SGD and DiLoCo: a worker takes several steps, and adds its way to the shared parameters."""
+"""Local SGD and DiLoCo: a worker takes several steps, and adds its change to the shared
+parameters."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ __all__ = ["local", "outer_rate"]
 
 
 def outer_rate(worker: Worker) -> tuple[float, float | None]:
-    """The rate by which shared parameters move along the way of a worker, and its momentum: by the
-    mean way of all workers, or with DiLoCo's Nesterov momentum."""
+    """The rate by which shared parameters move along the change of a worker, and its momentum: by
+    the mean change of all workers, or with DiLoCo's Nesterov momentum."""
     rule, count = worker.rule, worker.count
     if rule.scheme == "local":
         return 1.0 / count, None
@@ -17,7 +18,7 @@ def outer_rate(worker: Worker) -> tuple[float, float | None]:
 
 
 def local(worker: Worker) -> None:
-    """The shared parameters move along the ways of the workers."""
+    """The shared parameters move along the changes of the workers."""
     every, (rate, momentum) = worker.rule.count("every"), outer_rate(worker)
     worker.take_tickets(versions=False)
     for parameter in worker.parameters:

@@ -50,17 +50,17 @@ class Asynchronous:
     slowest by `staleness` iterations. `downpour`: the same without a bound; a worker reads every
     `fetch` iterations and sends the sum of its gradients every `push`. `hogwild`: the same in every
     iteration, with a state of the solver for each worker. `easgd`: each worker has parameters of
-    its own; `every` so many iterations it and a shared center move towards each other by `alpha`
-    of their difference, by default 0.9 over the number of workers. `gossip`: each worker averages
-    what it received, and `every` so many iterations sends half of its weight to another one, drawn
-    by the seed `partners`.
-    `local`: a worker reads the shared parameters, takes `every` steps and adds its way, divided by
-    the number of workers. `diloco`: the same with Nesterov momentum.
+    its own; after `every` iterations they and a shared center move towards each other by `alpha` of
+    their difference, by default 0.9 divided by the number of workers. `gossip`: each worker
+    averages its parameters with those it received, and after `every` iterations sends half of its
+    weight to another one, drawn by the seed `partners`.
+    `local`: a worker reads the shared parameters, takes `every` steps and adds its change, divided
+    by the number of workers. `diloco`: the same with Nesterov momentum.
 
-    Where all workers update one value, an update has the rate over the number of workers. With
-    `stale_rate` it is divided by 1 + the number of updates since the parameters were read instead.
-    Over hosts the first device has what is shared, and with `servers=1` no worker of its own.
-    Policies of rates count `tickets`, the batches of all workers, or a worker's `steps`.
+    If all workers update one value, the rate of an update is divided by the number of workers, or
+    with `stale_rate` by 1 + the number of updates since the parameters were read.
+    Over hosts the first device has the shared states, and with `servers=1` no worker.
+    Rate policies count `tickets`, the batches of all workers, or a worker's `steps`.
 
     >>> Asynchronous(scheme="ssp", staleness=2).value("staleness")
     2
@@ -141,19 +141,19 @@ class Asynchronous:
 
     @property
     def synchronous(self) -> bool:
-        """Whether nothing may be stale, so that the workers are synchronous replicas."""
+        """Whether the staleness is 0, so that the workers are synchronous replicas."""
         pushes = (self.value(name) for name in ("push", "fetch") if name in RULES[self.scheme])
         gradients = self.scheme in ("ssp", "downpour", "hogwild")
         return gradients and self.staleness == 0 and all(count == 1 for count in pushes)
 
     @property
     def bound(self) -> int | None:
-        """How stale what a worker reads may be; None is any staleness."""
+        """The largest staleness of a read; None for no bound."""
         bound = self.value("staleness")
         return bound if type(bound) is int else None
 
     def value(self, name: str) -> Setting | None:
-        """A setting, or the default that the scheme has for it."""
+        """A setting, or its default in the scheme."""
         given: Setting | None = getattr(self, name)
         return RULES[self.scheme].get(name) if given is None else given
 
@@ -171,7 +171,7 @@ class Asynchronous:
 
 
 def _read(name: str, value: object) -> Any:
-    """A setting's value from what people write."""
+    """A setting's value from its text."""
     if not isinstance(value, str):
         return value
     if name in ("staleness", "partners", "servers", *_COUNTS):

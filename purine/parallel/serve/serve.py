@@ -1,8 +1,8 @@
-"""Asynchronous training as a graph: the step of one worker, laid over several.
+"""Asynchronous training as a graph: the step of one worker, copied for several.
 
-The workers of a graph share states and nothing else, so each goes on at its own speed. What a
-worker computes is the batch of a ticket that nobody else has. Where nothing may be stale, the graph
-is that of `replicate`.
+The workers of a graph share only states, so each continues at its own speed. A worker trains the
+batch of its ticket, which no other worker has. If the staleness is 0, the graph is that of
+`replicate`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _refuse_places(places: Sequence[Location], own: Sequence[Location], servers:
 
 
 def _refuse_step(step: Graph) -> None:
-    """An error for steps of which workers cannot be made."""
+    """An error for steps that cannot be the step of a worker."""
     if FINITE in step.blobs:
         raise ConfigError(
             "workers cannot share a loss scale",
@@ -138,7 +138,7 @@ def _refuse_step(step: Graph) -> None:
 
 
 def _refuse_untrained(worker: Worker) -> None:
-    """An error for a step that no solver was added to, or that counts no iterations."""
+    """An error for a step without a solver, or without a count of iterations."""
     if not worker.updates or ITERATION not in worker.step.states:
         what, expected = "the step has no solver", "an update of each parameter"
         remedy = "add a solver first: sgd(backward(net))"

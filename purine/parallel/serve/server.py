@@ -10,12 +10,12 @@ _PUSHES = "pushes"
 
 
 def push_rate(worker: Worker, *, push: int = 1, fetch: int = 1) -> None:
-    """Let the updates of a worker have its share of the rate: one over the number of workers.
+    """Divide the rate of the updates of a worker by the number of workers.
 
     The gradient of a worker is the mean over its own batch, and synchronous training takes the mean
-    over all. With `stale_rate` the rate is instead divided by 1 + the number of updates since the
-    parameters were read, which is about the number of workers where these are equally fast. A
-    worker updates every `push` iterations, and reads every `fetch`.
+    over all. With `stale_rate` the divisor is 1 + the number of updates since the parameters were
+    read, which is about the number of workers if these are equally fast. A worker updates every
+    `push` iterations, and reads every `fetch`.
     """
     readers: dict[str, list[str]] = {}
     for parameter in worker.parameters:
@@ -30,7 +30,7 @@ def push_rate(worker: Worker, *, push: int = 1, fetch: int = 1) -> None:
 
 
 def share_of(worker: Worker, rate: str) -> str:
-    """The blob that holds a rate over the number of workers."""
+    """The blob with a rate divided by the number of workers."""
     share = f"{rate}/share"
     if worker.count == 1 or share in worker.builder.blobs:
         return rate if worker.count == 1 else share
@@ -51,7 +51,7 @@ def plain_step(
 
 
 def _stale(worker: Worker, rate: str, *, push: int, fetch: int) -> str:
-    """A rate that is divided by 1 + staleness; adds the count of updates at its first call."""
+    """A rate divided by 1 + staleness; the first call adds the count of updates."""
     builder, turns = worker.builder, (push, push - 1)
     taken = f"{_PUSHES}/taken"
     if _PUSHES not in builder.states:

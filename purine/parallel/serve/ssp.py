@@ -1,8 +1,8 @@
-"""Stale synchronous parallel: one copy of the parameters, and workers within a bound of each other.
+"""Stale synchronous parallel: one copy of the parameters, and a bound on the lead of a worker.
 
 Each iteration of a worker reads the newest parameters and updates them; no worker is more than the
-bound ahead of the slowest. Hogwild is the same without a bound, where each worker has the states of
-its own solver. Each parameter is read and updated by itself.
+bound ahead of the slowest. Hogwild is the same without a bound, and each worker has states of its
+own solver. Each parameter is read and updated separately.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["hogwild", "ssp"]
 
 
 def ssp(worker: Worker) -> None:
-    """Parameters and what the solver remembers of them are one value of all workers."""
+    """All workers share the parameters and the states of the solver."""
     worker.take_tickets(versions=True)
     for parameter in worker.parameters:
         _served(worker, parameter)
@@ -24,7 +24,7 @@ def ssp(worker: Worker) -> None:
 
 
 def hogwild(worker: Worker) -> None:
-    """Parameters are one value of all workers, and each worker has the rest of a solver."""
+    """All workers share the parameters; each worker has its own states of the solver."""
     worker.take_tickets(versions=False)
     for parameter in worker.parameters:
         _served(worker, parameter)
@@ -32,7 +32,8 @@ def hogwild(worker: Worker) -> None:
 
 
 def _served(worker: Worker, parameter: str) -> None:
-    """Share a parameter; the step reads its newest version, and its update that of its own time."""
+    """Share a parameter. The step reads its newest version; its update reads the newest of its own
+    time."""
     worker.share(parameter, bound=worker.rule.bound)
     newest = worker.fetch(parameter, of=parameter)
     worker.read_as(parameter, newest, but=[worker.updates[parameter]])

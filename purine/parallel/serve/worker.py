@@ -1,7 +1,7 @@
 """The step of one worker while a scheme changes it, and the graph of all workers.
 
-A scheme changes the step of a worker under its own names. Then all workers are put into one graph,
-in which what a worker has to itself is called `worker0/...`. Workers share nothing but states.
+A scheme changes the step of a worker under the names of the step. Then all workers are put into one
+graph, in which the own states of a worker are called `worker0/...`. Workers share only states.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STEPS = "steps"
 
 @dataclass
 class Worker:
-    """A worker's step, to be changed: its number of `count`, and what is known of the step."""
+    """A worker's step, to be changed: its number of `count`, and facts about the step."""
 
     step: Graph
     number: int
@@ -57,13 +57,13 @@ class Worker:
         return tuple(self.updates)
 
     def memories(self, parameter: str) -> list[str]:
-        """The states that the solver keeps for a parameter."""
+        """The states of the solver for a parameter."""
         read = self.step.ops[self.updates[parameter]].inputs
         others = (parameter, ITERATION)
         return [name for name in read if name in self.step.states and name not in others]
 
     def rate(self, parameter: str) -> str:
-        """The rate that the update of a parameter reads: the input behind its memories."""
+        """The rate that the update of a parameter reads: the input after its solver states."""
         update = self.builder.ops[self.updates[parameter]]
         return update.inputs[2 + len(self.memories(parameter))]
 
@@ -72,7 +72,7 @@ class Worker:
         return self.step.ops[self.updates[parameter]].inputs[1]
 
     def share(self, state: str, *, bound: int | None, under: str | None = None) -> None:
-        """Let a state be one value of all workers."""
+        """Make a state one value of all workers."""
         self.shared[state] = under or state
         self.builder.states[state] = replace(self.builder.states[state], staleness=bound)
 
@@ -132,20 +132,21 @@ class Worker:
         return version
 
     def last(self, name: str, like: str, *values: str) -> str:
-        """Add the op that goes on with the last of these values that is there, and return that."""
+        """Add the op that continues with the last of these values that exists, and return its
+        output."""
         blob = name if name in self.builder.blobs else self.blob(name, like)
         self.op(name, LAST, values, [blob], of=like)
         return blob
 
     def read_as(self, name: str, other: str, *, but: Sequence[str] = ()) -> None:
-        """Let all ops of the step, but those named, read another blob in place of one."""
+        """Let all ops of the step, except the named ones, read another blob instead of this one."""
         for reader in self.step.consumers[name]:
             if reader.name not in but:
                 op = self.builder.ops[reader.name]
                 self.builder.ops[reader.name] = op.renamed({name: other})
 
     def take_tickets(self, *, versions: bool) -> None:
-        """Let the batch of an iteration, and the rate, be those of a ticket that nobody else has.
+        """Use the batch, and the rate, of a ticket that no other worker has.
 
         A ticket counts batches of one worker, of which synchronous training takes `count` in an
         iteration. With `versions` solvers that count their updates count those of all workers.
@@ -174,7 +175,7 @@ class Worker:
             self._drop_clock()
 
     def take_own_tickets(self) -> None:
-        """Let the batch of an iteration be one that nobody else has, without asking anybody.
+        """Use a batch that no other worker has, without communication.
 
         Of each `count` batches a worker takes that of its number. Rates count its own iterations.
         """
@@ -193,12 +194,12 @@ class Worker:
             self.builder.ops[reader.name] = op.renamed({ITERATION: ticket})
 
     def name_filler(self, state: str) -> None:
-        """Let a state that is shared under another name start as it does in the step."""
+        """Let a state that is shared under another name start with its value in the step."""
         one = self.builder.states[state]
         self.builder.states[state] = replace(one, filler=with_name(one.filler, state))
 
     def _rounds(self, ticket: str) -> str:
-        """The iteration of synchronous training that a ticket belongs to."""
+        """The iteration of synchronous training of a ticket."""
         if self.count == 1:
             return ticket
         name = self.blob("round", ITERATION)
@@ -266,7 +267,7 @@ def _add(builder: Builder, worker: Worker) -> None:
 
 
 def _filler(worker: Worker, state: str) -> Filler:
-    """How a state of a worker starts: as the state of the step of that name."""
+    """The filler of a state of a worker: that of the state of the step with this name."""
     filler = worker.builder.states[state].filler
     if state in worker.shared or "name" in filler.attributes:
         return filler
