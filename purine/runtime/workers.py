@@ -297,6 +297,10 @@ class Workers:
     def end_trace(self) -> Trace:
         """The events recorded so far; from now on nothing is recorded."""
         with self.lock:
+            leaving = list(self._leaving.values())
+        for thread in leaving:
+            thread.join()  # it keeps what its courier has recorded
+        with self.lock:
             trace, reads = self.tracing.left, tuple(self.tracing.reads)
             for executor in self.executors:
                 trace += executor.end_trace()
