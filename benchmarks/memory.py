@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--forecast", action="store_true", help="forecast against malloc")
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
+    parser.add_argument("--delayed", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--gpu", action="store_true", help="forecast against torch's peak on a GPU")
     parser.add_argument("--worker", choices=WORKERS, help=argparse.SUPPRESS)
     parser.add_argument("--scheme", default="one", help=argparse.SUPPRESS)
@@ -353,7 +354,7 @@ def forecast_worker(options: Namespace) -> dict[str, float]:
     devices = sorted({op.location.device for op in step.ops.values()})
     if len(devices) > 1:
         watch.delay(devices, alike=True)
-        for number, _ in enumerate(run.steps(DELAYED[net])):
+        for number, _ in enumerate(run.steps(options.delayed or DELAYED[net])):
             if number % 4 == 3:
                 watch.delay(devices, alike=number % 8 == 7)
     held_most = (watch.most - idle) / MILLION

@@ -150,10 +150,6 @@ def test_a_server_without_a_worker_takes_a_device(servers: int, workers: int) ->
         ),
         ({"devices": "cuda:0-3"}, "workers cannot be on GPUs"),
         ({"devices": "host0-3:cpu:0"}, "ssp does not go over hosts"),
-        (
-            {"devices": "host0-3:cpu:0", "parallel": "asynchronous=easgd", "trace": True},
-            "no trace of workers on several hosts",
-        ),
         ({"batch": 9}, "a batch of 9 cannot be cut by workers 4"),
     ],
 )
