@@ -25,6 +25,8 @@ __all__ = ["Watch"]
 
 _ASK = 1.0
 """Seconds for which an answer of the hosts is good enough for all viewers."""
+_SHARE = 0.01
+"""The share of a core that reading the metrics may take: those of a long run take a second."""
 _PATIENCE = 2.5
 """Seconds to wait for the answers of hosts, which look for a question every second."""
 
@@ -41,6 +43,12 @@ class Watch:
         self._hosts = hosts_of_job(self._job)
         self._making = threading.Lock()
         self._asking = threading.Lock()
+        self._reading = threading.Lock()
+        self._curves: Json = None
+        self._good_until = 0.0
+        """When the metrics are read again."""
+        self._last = False
+        """Whether they were read after the end of the run."""
         self._part: Part | None = None
         self._made_of: int | None = None
         self._answers: list[Answer] = []
@@ -57,8 +65,15 @@ class Watch:
         return json.dumps(self._content()).encode()
 
     def curves(self) -> Json:
-        """The metrics so far."""
-        return {"curves": curves_of(self._rows()), "rows": self._size()}
+        """The metrics so far, for all viewers alike; read the less often the longer that takes."""
+        with self._reading:
+            begun = time.monotonic()
+            if begun >= self._good_until or self.ended != self._last:
+                self._last, size = self.ended, self._size()
+                self._curves = {"curves": curves_of(self._rows()), "rows": size}
+                took = time.monotonic() - begun
+                self._good_until = begun + max(_ASK, took / _SHARE)
+            return self._curves
 
     def state(self) -> Json:
         """The status of the hosts, and whether the job continues."""

@@ -20,6 +20,7 @@ import pytest
 from purine.job.status import Status, answering
 from purine.viewer.live import live_page
 from purine.viewer.serve import Server
+from purine.viewer.watch import Watch
 from tests.command import call
 from tests.viewer.conftest import Opens
 
@@ -157,6 +158,25 @@ def test_a_stuck_run_shows_at_once_what_its_hosts_wait_for(server: Server, opens
         news["stuck"] = 13.0
         opened.wait_for_selector(".status summary:has-text('13 s')")
         assert not opened.is_visible(f".status >> text={CHAIN}")
+
+
+def test_viewers_share_one_reading_of_the_metrics_until_the_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, now = Watch(folder, "token"), [100.0]
+    monkeypatch.setattr("purine.viewer.watch.time.monotonic", lambda: now[0])
+    first: Any = watch.curves()
+    metrics = folder / "metrics.jsonl"
+    with metrics.open("a") as file:
+        file.write('{"iteration": 9999, "loss": 0.5, "lr": 0.1}\n')
+    assert watch.curves() is first
+    now[0] += 1.5
+    second: Any = watch.curves()
+    assert second["curves"]["training"]["iteration"][-1] == 9999
+    assert second["rows"] == metrics.stat().st_size
+    watch.ended = True
+    assert watch.curves() is not second  # what came last is shown
+    assert watch.curves() is watch.curves()
 
 
 def test_the_server_ends_with_the_job(folder: Path) -> None:

@@ -18,9 +18,11 @@ export function follow(page, live) {
       const fresh = await fetch(`document?token=${live.token}`);
       if (fresh.ok) refresh(page, await fresh.json());
     } else if (news.rows !== rows) {
-      rows = news.rows;
       const fresh = await fetch(`curves?token=${live.token}`);
-      if (fresh.ok) page.renew((await fresh.json()).curves);
+      if (!fresh.ok) throw new Error(`the server answered ${fresh.status}`);
+      const told = await fresh.json();
+      rows = told.rows; // may be behind: metrics that take long to read are read seldom
+      page.renew(told.curves);
     }
     showStatus(page.status, news, page.parts[0].iterations);
     failed = 0;
