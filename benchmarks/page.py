@@ -8,6 +8,7 @@ refresh rate of the screen (60 a second) bounds from below.
 
     python benchmarks/page.py
     python benchmarks/page.py --live --seconds 20      what --live costs a training run
+    python benchmarks/page.py --windows 45             the same within one run, with less noise
 
 The last line is one JSON object.
 """
@@ -16,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -202,10 +205,7 @@ def trained(seconds: float, how: str, viewers: int, refused: dict[str, int]) -> 
     """Images a second of a LeNet in a process of its own."""
     with tempfile.TemporaryDirectory() as temporary:
         run = Path(temporary) / "run"
-        words = [sys.executable, "-m", "purine", "train", "--net", "lenet", "--data"]
-        words += ["fashion-mini", "--devices", "cpu:0-1", "--epochs", "1000", "--seed", "0"]
-        words += ["--test-every", "1000000", "--save-every", "1000000", "--out", str(run)]
-        words += [] if how == "without" else ["--live"]
+        words = training(run) + ([] if how == "without" else ["--live"])
         job = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert job.stdout is not None
         address = ""
@@ -229,6 +229,59 @@ def trained(seconds: float, how: str, viewers: int, refused: dict[str, int]) -> 
         job.stdout.read()
         job.wait()
     return speed_of(rows)
+
+
+def training(run: Path) -> list[str]:
+    """The command that trains a LeNet for a long time."""
+    words = [sys.executable, "-m", "purine", "train", "--net", "lenet", "--data"]
+    words += ["fashion-mini", "--devices", "cpu:0-1", "--epochs", "1000", "--seed", "0"]
+    return [*words, "--test-every", "1000000", "--save-every", "1000000", "--out", str(run)]
+
+
+def in_windows(count: int) -> dict[str, Any]:
+    """The speed of one run while the server of its page, which nobody opens, runs or is stopped.
+
+    Windows of both take turns, so a slow second of the machine meets both alike.
+    """
+    rates: dict[signal.Signals, list[float]] = {signal.SIGCONT: [], signal.SIGSTOP: []}
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / "run" / "metrics.jsonl"
+        job = subprocess.Popen(
+            [*training(file.parent), "--live"], stdout=subprocess.DEVNULL, cwd=ROOT
+        )
+        try:
+            rows_for(file, 3.0)
+            children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text()
+            (server,) = map(int, children.split())
+            for turn in range(count):
+                for sign in list(rates) if turn % 2 else reversed(list(rates)):
+                    os.kill(server, sign)
+                    rates[sign].append(window(file))
+            os.kill(server, signal.SIGCONT)
+        finally:
+            job.terminate()
+            job.wait()
+    running, stopped = rates.values()
+    ratio = statistics.median(running) / statistics.median(stopped)
+    pairs = [one / other for one, other in zip(running, stopped, strict=True)]
+    quartiles = [round(quartile, 4) for quartile in statistics.quantiles(pairs, n=4)]
+    print(f"running over stopped: {ratio:.4f} of medians, {quartiles[1]:.4f} median of pairs")
+    return {"ratio": round(ratio, 4), "quartiles_of_pairs": quartiles, "pairs": count}
+
+
+def window(file: Path, seconds: float = 0.9) -> float:
+    """Images a second between two rows of the metrics, which come every 10 iterations."""
+    time.sleep(0.15)
+    begun = last_row(file)
+    time.sleep(seconds)
+    ended = last_row(file)
+    return 64 * (ended[0] - begun[0]) / (ended[1] - begun[1])
+
+
+def last_row(file: Path) -> tuple[int, float]:
+    """Iteration and seconds of the last complete row."""
+    row = json.loads(file.read_bytes().rpartition(b"\n")[0].rpartition(b"\n")[2])
+    return row["iteration"], row["seconds"]
 
 
 def rows_for(file: Path, seconds: float) -> list[tuple[int, float]]:
@@ -290,8 +343,11 @@ def main() -> None:
     parser.add_argument("--live", action="store_true", help="measure what --live costs instead")
     parser.add_argument("--seconds", type=float, default=10.0, help="of training, each time")
     parser.add_argument("--viewers", type=int, default=10)
+    parser.add_argument("--windows", type=int, help="pairs of windows of one live run instead")
     options = parser.parse_args()
-    if options.live:
+    if options.windows:
+        print(json.dumps({"live_in_windows": in_windows(options.windows)}))
+    elif options.live:
         print(json.dumps({"live": live(options.seconds, options.turns, options.viewers)}))
     else:
         print(json.dumps({"pages": pages(options.pages, options.turns)}))
